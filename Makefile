@@ -1,0 +1,54 @@
+# make run    set everything up and run the recipe `tiny`
+# make test   set everything up and pass the tests
+# make check  linters, types, import contracts        make lock  resolve the exact versions again
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+LOCK := requirements-cpu.txt
+READY := $(VENV)/.ready
+
+# uv does not read pip's settings: hand over a local wheel folder and a certificate where pip has them,
+# and take CPU builds of torch from PyTorch's own index where no local folder holds one.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+export SSL_CERT_FILE ?= $(PIP_CERT)
+HAS_LOCAL_TORCH := $(wildcard $(firstword $(UV_FIND_LINKS))/torch-*+cpu-*)
+BACKEND := $(if $(HAS_LOCAL_TORCH),,--torch-backend cpu)
+
+export OMP_WAIT_POLICY ?= PASSIVE
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: run test slow check lock setup up clean
+run: setup
+	@$(BIN)/posttrain run tiny
+
+up: setup
+	@$(BIN)/posttrain up
+
+test: setup
+	@OMP_NUM_THREADS=1 $(BIN)/pytest
+
+check: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+setup: $(READY)
+
+$(READY): $(LOCK) pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "posttrain needs Python 3.11 or newer; this is " + sys.version.split()[0] + "; set PYTHON=/path/to/python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(UV) || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	@echo "installing $$(grep -c == $(LOCK)) packages into $(VENV) (one to three minutes)"
+	@$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python $(BACKEND) $(LOCK)
+	@$(UV) pip install --quiet --no-deps --compile-bytecode --python $(BIN)/python -e .
+	@touch $(READY)
+
+lock:
+	$(UV) pip compile --quiet --no-header --overrides cpu-overrides.txt --extra cpu --extra dev $(BACKEND) pyproject.toml -o $(LOCK)
+
+clean:
+	rm -rf $(VENV) .posttrain

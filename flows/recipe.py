@@ -1,0 +1,353 @@
+"""A recipe: one YAML file and `--set` overrides, checked and made into an ordered list of nodes.
+
+A node is a stage with its settings and inputs; evaluation nodes are inserted here, after every base
+model and after every node that writes a `model`. What is wrong is a ConfigError that names key,
+value, rule and the nearest valid name; all faults of a file are shown together.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from stages.config import STAGES, StageConfig
+from stages.errors import ConfigError
+from stages.problems import seed_of
+
+RECIPES = Path(__file__).parent / "recipes"
+_KEYS = ("name", "description", "seed", "models", "evaluation", "stages")
+_SORTS = {str: "text", int: "whole number", dict: "mapping"}
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an input comes from: an entry of `models` (then `output` is None) or an output of a node."""
+
+    node: str
+    output: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.node}.{self.output}" if self.output else self.node
+
+
+@dataclass(frozen=True)
+class Node:
+    """One stage of a recipe. `stage` names the kind (its file in `stages/`), `name` the node."""
+
+    name: str
+    stage: str
+    config: StageConfig
+    inputs: Mapping[str, Source]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A checked recipe. `nodes` are in running order; a node reads only from `models` and earlier nodes."""
+
+    name: str
+    description: str
+    seed: int
+    models: Mapping[str, str]
+    nodes: tuple[Node, ...]
+    overrides: Mapping[str, str]
+    text: str
+    """The recipe as resolved: YAML with the overrides in place."""
+
+    @property
+    def variant(self) -> str:
+        """Name of the overrides, for people: `default` without any."""
+        return ", ".join(f"{key}={value}" for key, value in sorted(self.overrides.items())) or "default"
+
+    @property
+    def config_hash(self) -> str:
+        """SHA-256 of everything that decides the results but code and file contents."""
+        content = [self.models, [[n.name, n.stage, n.config.identity(), {k: str(s) for k, s in n.inputs.items()}, n.seed] for n in self.nodes]]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def node(self, name: str) -> Node:
+        """The node of that name. Raises ConfigError with the nearest name."""
+        found = next((node for node in self.nodes if node.name == name), None)
+        if found is None:
+            raise ConfigError(f"recipe {self.name} has no stage {name!r}; {_nearest(name, [node.name for node in self.nodes])}")
+        return found
+
+    def upto(self, name: str) -> Recipe:
+        """The recipe of one node and the nodes it needs, directly or not."""
+        wanted = {self.node(name).name}
+        for node in reversed(self.nodes):
+            if node.name in wanted:
+                wanted |= {source.node for source in node.inputs.values()}
+        return replace(self, nodes=tuple(node for node in self.nodes if node.name in wanted))
+
+    def stage_before(self, name: str) -> str | None:
+        """The node or `models` entry that a node's `model` input comes from; None for a base model."""
+        source = next((node.inputs.get("model") for node in self.nodes if node.name == name), None)
+        return source.node if source else None
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Load a recipe by name or path and apply `key=value` overrides. Raises ConfigError."""
+    path = _find(recipe)
+    raw = _read(path)
+    settings = dict(_apply(raw, override) for override in overrides)
+    _check_keys(raw, path)
+    faults: list[str] = []
+    models: dict[str, str] = raw.get("models") or {}
+    nodes: list[Node] = []
+    for name, content in raw["stages"].items():
+        nodes += _node(str(name), dict(content or {}), raw["seed"], models, nodes, faults)
+    if raw.get("evaluation") is not None:
+        nodes = _with_evaluations(nodes, dict(raw["evaluation"]), raw["seed"], models, faults)
+    if faults:
+        raise ConfigError("\n".join(f"{path.name}: {fault}" for fault in dict.fromkeys(faults)))
+    text = yaml.safe_dump(raw, sort_keys=False, allow_unicode=True)
+    return Recipe(raw["name"], raw.get("description", ""), raw["seed"], models, tuple(nodes), settings, text)
+
+
+# ---- reading --------------------------------------------------------------------------------
+
+
+def _find(recipe: str) -> Path:
+    path = Path(recipe)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise ConfigError(f"recipe {recipe}: there is no such file; give a path that exists or one of {', '.join(recipe_names())}")
+        return path
+    if recipe not in recipe_names():
+        raise ConfigError(f"there is no recipe {recipe!r}; {_nearest(recipe, recipe_names())}; your own is given by its path, ending in .yaml")
+    return RECIPES / f"{recipe}.yaml"
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which a key that is given twice is an error, not the last one's victory."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key {twice!r} is given twice; keep one")
+        return super().construct_mapping(node, deep)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        raw = yaml.load(path.read_text(), _Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"recipe {path} cannot be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"recipe {path} must be a mapping with the keys {', '.join(_KEYS)}")
+    return raw
+
+
+def _check_keys(raw: dict[str, Any], path: Path) -> None:
+    for key in raw:
+        if key not in _KEYS:
+            raise ConfigError(f"{path.name}: {key}: a recipe has no such key; {_nearest(str(key), _KEYS)}")
+    raw.setdefault("seed", 0)
+    kinds = {"name": str, "description": str, "seed": int, "models": dict, "evaluation": dict, "stages": dict}
+    for key, kind in kinds.items():
+        value = raw.get(key)
+        if (value is not None or key in ("name", "stages")) and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise ConfigError(f"{path.name}: {key} = {value!r}: must be a {_SORTS[kind]}")
+    if not _NAME.fullmatch(raw["name"]):
+        raise ConfigError(f"{path.name}: name = {raw['name']!r}: must be lower-case letters, digits and _")
+    for name, value in (raw.get("models") or {}).items():
+        if not _NAME.fullmatch(str(name)) or not isinstance(value, str):
+            raise ConfigError(f"{path.name}: models.{name} = {value!r}: must be a folder, or a hub name such as org/name@revision")
+    for name, value in raw["stages"].items():
+        if value is not None and not (isinstance(value, dict) and isinstance(value.get("from") or {}, dict)):
+            raise ConfigError(f"{path.name}: stages.{name}: must be a mapping of settings, with `from` a mapping of inputs")
+
+
+def _apply(raw: dict[str, Any], override: str) -> tuple[str, str]:
+    """Put `key=value` into the raw recipe; the setting's own rules are checked later."""
+    key, separator, text = override.partition("=")
+    key = key.strip()
+    if not separator or not key:
+        raise ConfigError(f"--set {override}: must be key=value, for instance --set cold_start.learning_rate=1e-3")
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: the value is not YAML ({error}); quote it") from error
+    stages = raw.get("stages") or {}
+    first, *rest = key.split(".")
+    if first == "seed" and not rest:
+        raw["seed"] = value
+        return key, text
+    if first in ("evaluation", "models"):
+        target, path = raw.get(first), rest
+        if target is None or not rest or (first == "models" and rest[0] not in target):
+            raise ConfigError(f"--set {override}: matches nothing; {_nearest(key, [f'{first}.{name}' for name in target or {}] or ['seed'])}")
+    elif first in stages:
+        stages[first] = dict(stages[first] or {})
+        target, path = stages[first], rest
+    else:
+        raise ConfigError(f"--set {override}: matches nothing; {_nearest(first, [*stages, 'evaluation', 'models', 'seed'])}")
+    if not path:
+        raise ConfigError(f"--set {override}: names a stage, not a setting; for instance --set {first}.max_minutes=10")
+    for part in path[:-1]:
+        inner = target[int(part)] if isinstance(target, list) and part.isdigit() and int(part) < len(target) else None
+        if isinstance(target, dict):
+            inner = target.setdefault(part, {})
+        if not isinstance(inner, dict | list):
+            raise ConfigError(f"--set {override}: {part} holds {inner!r}, so nothing lies below it")
+        target = inner
+    last = path[-1]
+    if isinstance(target, dict):
+        target[last] = value
+    elif last.isdigit() and int(last) < len(target):
+        target[int(last)] = value
+    else:
+        raise ConfigError(f"--set {override}: {last} is not a position in a list of {len(target)}")
+    return key, text
+
+
+# ---- settings -------------------------------------------------------------------------------
+
+
+def _settings(name: str, kind: type[StageConfig], content: dict[str, Any], faults: list[str]) -> StageConfig:
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        faults.extend(_explain(name, kind, dict(fault)) for fault in error.errors())
+        return kind.model_construct()
+
+
+def _explain(name: str, kind: type[BaseModel], fault: dict[str, Any]) -> str:
+    """One fault of pydantic's as key, value, rule and remedy."""
+    models: list[type[BaseModel]] = [kind]
+    shown, known = [name], list(kind.model_fields)
+    for part in fault["loc"]:
+        known = sorted({field for model in models for field in model.model_fields})
+        owner = next((model for model in models if part in model.model_fields), None)
+        tagged = [model for model in models if any(part == field.default for field in model.model_fields.values())]
+        if owner is None and tagged and isinstance(part, str):
+            models = tagged  # pydantic's name for a branch of a union; not part of the key
+            continue
+        shown.append(str(part))
+        if owner is not None:
+            models = list(_models_in(owner.model_fields[part].annotation))
+    key = ".".join(shown)
+    if fault["type"] == "extra_forbidden":
+        return f"{key} = {fault['input']!r}: there is no such setting; {_nearest(shown[-1], known)}"
+    if fault["type"] == "missing":
+        return f"{key}: this setting is needed; add it to the recipe, or --set {key}=..."
+    rule = str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")
+    value = "" if isinstance(fault["input"], dict) else f" = {fault['input']!r}"
+    return f"{key}{value}: {rule}"
+
+
+def _models_in(annotation: Any) -> Iterable[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+
+
+# ---- wiring ---------------------------------------------------------------------------------
+
+
+def _inputs(
+    name: str, kind: type[StageConfig], wired: dict[str, Any], models: dict[str, str], nodes: list[Node], faults: list[str]
+) -> dict[str, Source]:
+    for given in wired:
+        if given not in kind.reads:
+            faults.append(f"{name}.from.{given}: the stage reads no such input; {_nearest(str(given), kind.reads) if kind.reads else 'it reads none'}")
+    inputs: dict[str, Source] = {}
+    for wanted, sort in kind.reads.items():
+        if wired.get(wanted) is None:
+            if wanted not in kind.optional_reads:
+                faults.append(f"{name}.from.{wanted}: this input (a {sort}) is needed; name an earlier stage's output or an entry of `models`")
+            continue
+        key = f"{name}.from.{wanted} = {wired[wanted]!r}"
+        if (source := _source(key, wanted, sort, wired[wanted], models, nodes, faults)) is not None:
+            inputs[wanted] = source
+    return inputs
+
+
+def _source(key: str, wanted: str, sort: str, value: Any, models: dict[str, str], nodes: list[Node], faults: list[str]) -> Source | None:
+    """What `value` names: a model, `node.output`, or a node's output of the same name or only one of the sort."""
+    first, _, output = str(value).partition(".")
+    node = next((node for node in nodes if node.name == first), None)
+    if first in models and not output:
+        if sort == "model":
+            return Source(first)
+        faults.append(f"{key}: {first} is a model, the input takes a {sort}")
+    elif node is None:
+        faults.append(f"{key}: no earlier stage and no entry of `models` has this name; {_nearest(first, [*models, *(node.name for node in nodes)])}")
+    else:
+        writes = node.config.writes
+        fitting = [found for found, kind in writes.items() if kind == sort]
+        chosen = output or (wanted if wanted in fitting else fitting[0] if len(fitting) == 1 else "")
+        if chosen in fitting:
+            return Source(first, chosen)
+        options = ", ".join(f"{first}.{found}" for found in fitting) or "none"
+        faults.append(f"{key}: must be one {sort} that {first} writes ({options}); {_nearest(f'{first}.{chosen}', [f'{first}.{found}' for found in fitting]) if fitting else 'name another stage'}")
+    return None
+
+
+def _node(name: str, content: dict[str, Any], seed: int, models: dict[str, str], earlier: list[Node], faults: list[str]) -> list[Node]:
+    """The node, or nothing when not even its kind is known."""
+    kind, wired = content.pop("stage", name), content.pop("from", None) or {}
+    if not _NAME.fullmatch(name) or name in models:
+        faults.append(f"stages.{name}: a stage's name is lower-case letters, digits and _, and none of `models`; rename it")
+        return []
+    if kind not in STAGES:
+        faults.append(f"{name}.stage = {kind!r}: there is no such stage; {_nearest(str(kind), STAGES)}")
+        return []
+    inputs = _inputs(name, STAGES[kind], wired, models, earlier, faults)
+    config = _settings(name, STAGES[kind], content, faults)  # a faulty node stays, so that later ones can name it
+    return [Node(name, kind, config, inputs, seed_of(seed, name))]
+
+
+def _with_evaluations(
+    declared: list[Node], evaluation: dict[str, Any], seed: int, models: dict[str, str], faults: list[str]
+) -> list[Node]:
+    """Insert an evaluation before the first user of a base model and after every node that writes `model`."""
+    value = evaluation.pop("benchmarks", None)
+    benchmarks = _source(f"evaluation.benchmarks = {value!r}", "benchmarks", "dataset", value, models, declared, faults)
+    config = _settings("evaluation", STAGES["evaluation"], evaluation, faults)
+    if benchmarks is None:
+        return declared
+    sequence: list[Node | Source] = []
+    for node in declared:
+        used = node.inputs.get("model")
+        sequence += [used] if used and used.output is None else []
+        sequence += [node]
+        sequence += [Source(node.name, "model")] if "model" in node.config.writes else []
+    ready = 1 + next(at for at, item in enumerate(sequence) if isinstance(item, Node) and item.name == benchmarks.node)
+    before = sequence[:ready]  # models that are there before the benchmarks wait for them
+    sequence = [item for item in before if isinstance(item, Node)] + [item for item in before if isinstance(item, Source)] + sequence[ready:]
+    nodes: list[Node] = []
+    for item in sequence:
+        if isinstance(item, Source):
+            inputs = {"model": item, "benchmarks": benchmarks}
+            item = Node(f"evaluation_{item.node}", "evaluation", config, inputs, seed_of(seed, "evaluation"))
+            if any(node.name == item.name for node in nodes):
+                continue
+        elif any(node.name == item.name for node in nodes):
+            faults.append(f"stages.{item.name}: an evaluation of this name is inserted already; rename it")
+        nodes.append(item)
+    return nodes

@@ -1,0 +1,127 @@
+"""The pages of MLflow that open with one click: saved views, written as experiment tags.
+
+The format of a saved view belongs to MLflow's pages (3.17) and is not documented, so it is made in
+this file only and looked at by `tests/flows/test_pages.py`. What the views show is in `mlflow/views.yaml`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+SETTINGS = Path(__file__).resolve().parent.parent / "mlflow"
+_SECTION = "posttrain"
+_MAX_CHARACTERS = 20_000
+
+
+class View(NamedTuple):
+    """One saved view: which runs (`filter`), which columns of the table, which charts."""
+
+    key: str
+    name: str
+    filter: str
+    columns: tuple[str, ...] = ()
+    charts: tuple[dict[str, Any], ...] = ()
+    group_by_tag: str | None = None
+    section: str = "Charts"
+
+
+def settings(name: str) -> Any:
+    """The content of a YAML file in `mlflow/`; empty when the package was installed without that folder."""
+    path = SETTINGS / name
+    return yaml.safe_load(path.read_text()) if path.exists() else {}
+
+
+def line(metric: str) -> dict[str, Any]:
+    """A chart of the metric over its steps, one line a run."""
+    return {
+        **_chart("LINE", metric), "metricKey": metric, "selectedMetricKeys": [metric], "selectedYAxisMetricKey": metric,
+        "yAxisKey": "metric", "yAxisExpressions": [], "xAxisKey": "step", "xAxisScaleType": "linear", "scaleType": "linear",
+        "lineSmoothness": 0, "ignoreOutliers": False, "selectedXAxisMetricKey": "", "displayPoints": True,
+        "range": {"xMin": None, "xMax": None, "yMin": None, "yMax": None}, "useGlobalLineSmoothing": False, "useGlobalXaxisKey": False,
+    }
+
+
+def bar(metric: str) -> dict[str, Any]:
+    """A chart of the metric's last value, one bar a run."""
+    return {**_chart("BAR", metric), "metricKey": metric}
+
+
+def tag(name: str) -> str:
+    """The column of a tag."""
+    return f"tags.`{name}`"
+
+
+def metric(name: str) -> str:
+    """The column of a metric."""
+    return f"metrics.`{name}`"
+
+
+def encode(view: View) -> tuple[str, str]:
+    """Name and value of the experiment tag that holds the view."""
+    grouped = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": view.group_by_tag}]}
+    state = {
+        "searchFilter": view.filter, "orderByKey": "attributes.start_time", "orderByAsc": view.group_by_tag is not None,
+        "startTime": "ALL", "lifecycleFilter": "Active", "datasetsFilter": [], "modelVersionFilter": "All Runs",
+        "selectedColumns": list(view.columns), "columnOrder": [], "columnWidths": {},
+        "runsHiddenMode": "FIRST_20_RUNS", "viewMaximized": False, "runListHidden": False,
+        "useGroupedValuesInCharts": False, "hideEmptyCharts": True, "isAccordionReordered": True,
+        "groupBy": grouped if view.group_by_tag else None, "groupsExpanded": {},
+        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""}, "chartsSearchFilter": "",
+        "compareRunCharts": list(view.charts),
+        "compareRunSections": [
+            {"uuid": _SECTION, "name": view.section, "display": True, "isReordered": True, "deleted": False, "isGenerated": False},
+        ],
+    }
+    now = int(time.time() * 1000)
+    packed = "deflate;" + base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
+    value = json.dumps({"name": view.name, "createdAt": now, "updatedAt": now, "state": packed})
+    if len(value) > _MAX_CHARACTERS:
+        raise ValueError(f"view {view.name} takes {len(value)} characters; the rule is at most {_MAX_CHARACTERS}; give it fewer charts")
+    return f"mlflow.sharedViewState.{view.key}", value
+
+
+def recipe_views(scores: Sequence[str], nodes: Mapping[str, str], logged: Mapping[str, Iterable[str]]) -> list[View]:
+    """The views of one recipe.
+
+    scores: names such as `in_distribution_thinking`. nodes: node to stage kind, in recipe order.
+    logged: node to the metric names that its runs have.
+    """
+    wanted = settings("views.yaml")
+    costs = [metric(name) for name in wanted.get("costs", [])]
+    shown = [f"eval/{score}" for score in scores]
+    views = [
+        View(
+            "recipes", "Recipes: score by stage", "tags.kind = 'recipe'", section="Score after each stage (x = row of the ablation table)",
+            columns=(tag("variant"), *(metric(f"final/{score}") for score in scores)), charts=tuple(line(f"ablation/{score}") for score in scores),
+        ),
+        View(
+            "stages", "All stages", "tags.kind = 'stage'", group_by_tag="stage", section="Scores of the stages",
+            columns=(tag("variant"), *map(metric, shown), *costs), charts=tuple(bar(name) for name in shown),
+        ),
+    ]
+    for node, kind in nodes.items():
+        has = set(logged.get(node, ()))
+        training = [name for name in wanted.get("stages", {}).get(kind, []) if name in has]
+        scored = [name for name in shown if name in has]
+        budgets = sorted(name for name in has if name.startswith("budget/"))
+        views.append(View(
+            f"variants-{node}", f"Variants of {node}", f"tags.kind = 'stage' AND tags.node = '{node}'", section=f"Variants of {node}",
+            columns=(tag("variant"), *map(metric, scored), *costs),
+            charts=(*(bar(name) for name in scored), *(line(name) for name in training), *(line(name) for name in budgets)),
+        ))
+    return views
+
+
+def _chart(kind: str, metric: str) -> dict[str, Any]:
+    return {
+        "uuid": f"{kind.lower()}-{metric}", "type": kind, "runsCountToCompare": 20, "metricSectionId": _SECTION,
+        "deleted": False, "isGenerated": False,
+    }

@@ -1,0 +1,268 @@
+"""Policy optimisation on the model's own rollouts (GRPO family), shared by reasoning RL and RLHF.
+
+TRL's GRPO trainer computes advantages, loss and step; rollouts come from our engine, with the
+weights of the step handed over live. One fresh batch of rollouts per optimizer step, so the ratio is
+1 and clipping only guards. All rollouts are kept: prompt, completion, reward parts, verdict, lengths,
+step. At the first step the engine's log-probabilities are compared with the trainer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stages.artifacts import CheckpointRef, DatasetRef, StageOutput
+from stages.chat import Reply, parse_reply
+from stages.config import PolicyGradientConfig, SamplerConfig
+from stages.errors import ConfigError, RewardError, RolloutError
+from stages.problems import seed_of
+from stages.records import Recorder
+from stages.rewards.grading import Verdict, grade
+from stages.rollouts.engine import Completion, Request, RolloutEngine
+from stages.tables import write_rows
+from stages.training import common_arguments, export_checkpoint, load_model, load_tokenizer, train
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MAX_LOGPROB_GAP_NATS = 0.02
+"""Largest gap between engine and trainer on one token, in float32 on CPU (measured: below 1e-5)."""
+
+
+class Prompt(NamedTuple):
+    """One training prompt. `text` must differ between prompts: it is how a rollout finds its problem."""
+
+    text: str
+    problem_id: str
+    question: str
+    gold: str
+    thinking: bool
+
+
+class Rollout(NamedTuple):
+    """What a scorer sees of one rollout."""
+
+    prompt: Prompt
+    reply: Reply
+    tokens: int
+    stopped: bool
+
+
+Scorer = Callable[[Sequence[Rollout]], dict[str, list[float]]]
+"""Reward parts by name, one value per rollout."""
+
+
+def train_policy(
+    model_ref: CheckpointRef,
+    prompts: Sequence[Prompt],
+    score: Scorer,
+    weights: dict[str, float],
+    config: PolicyGradientConfig,
+    stage_dir: Path,
+    seed: int,
+    *,
+    name: str,
+    card: str,
+) -> StageOutput:
+    """Train on `prompts` with the weighted sum of the scorer's parts; returns model and rollouts.
+
+    Raises ConfigError when there are fewer prompts than a step needs, RolloutError when engine and
+    trainer disagree about the log-probabilities of the first batch.
+    """
+    import torch
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    if len(prompts) < config.prompts_per_step:
+        raise ConfigError(
+            f"{name}: {len(prompts)} prompts, but a step takes prompts_per_step = {config.prompts_per_step}; "
+            "lower it or widen the pool (the pass-rate band may be too narrow)"
+        )
+    tokenizer = load_tokenizer(model_ref)
+    recorder = Recorder(stage_dir)
+    by_text = {prompt.text: prompt for prompt in prompts}
+    sampler = SamplerConfig(temperature=config.temperature, max_new_tokens=config.max_new_tokens)
+    rollouts_dir = stage_dir / "data" / "rollouts"
+    rollouts_dir.mkdir(parents=True, exist_ok=True)
+
+    with RolloutEngine(model_ref.path, config.engine) as engine:
+
+        def rollout(texts: list[str], trainer: Any) -> dict[str, list[Any]]:
+            step = trainer.state.global_step
+            policy = trainer.accelerator.unwrap_model(trainer.model)
+            engine.load_live(policy, f"step-{step}")
+            prompt_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+            drawn = engine.generate(
+                [Request(i, ids, seed_of(seed, "rollout", step, i)) for i, ids in enumerate(prompt_ids)], sampler
+            )
+            if step == 0:
+                gap = logprob_gap(policy, prompt_ids[:16], drawn[:16], config.temperature)
+                recorder.metrics(0, {"rollout/logprob_gap_max": gap})
+                if gap > MAX_LOGPROB_GAP_NATS and not torch.cuda.is_available():
+                    raise RolloutError(
+                        f"{name}: engine and trainer differ by {gap:.3g} nats on a token of the first batch; the rule is at most "
+                        f"{MAX_LOGPROB_GAP_NATS}; the engine does not serve the trainer's weights"
+                    )
+            seen = [
+                Rollout(
+                    by_text[text],
+                    parse_reply(tokenizer.decode(completion.token_ids, skip_special_tokens=True)),
+                    len(completion.token_ids),
+                    completion.finish == "stop",
+                )
+                for text, completion in zip(texts, drawn, strict=True)
+            ]
+            parts = score(seen)
+            _keep(rollouts_dir, step, texts, seen, drawn, parts, weights, tokenizer)
+            recorder.metrics(step + 1, _rollout_metrics(seen, parts, weights, config.group_size))
+            return {
+                "prompt_ids": prompt_ids,
+                "completion_ids": [completion.token_ids for completion in drawn],
+                "logprobs": [completion.logprobs for completion in drawn],
+                **parts,
+            }
+
+        batch = config.prompts_per_step * config.group_size
+        micro_batch = min(batch, config.micro_batch)
+        if batch % micro_batch:
+            raise ConfigError(
+                f"{name}: {config.prompts_per_step} prompts x {config.group_size} rollouts = {batch} a step, which micro_batch = "
+                f"{micro_batch} does not divide; set micro_batch to a divisor of {batch}"
+            )
+        arguments = GRPOConfig(
+            **common_arguments(stage_dir, seed)
+            | {
+                "learning_rate": config.learning_rate,
+                "lr_scheduler_type": "constant_with_warmup",
+                "warmup_steps": config.warmup_steps,
+                "max_steps": config.steps,
+                "per_device_train_batch_size": micro_batch,
+                "gradient_accumulation_steps": batch // micro_batch,
+                "num_generations": config.group_size,
+                "max_completion_length": config.max_new_tokens,
+                "temperature": config.temperature,
+                "loss_type": config.loss,
+                "epsilon": config.clip_low,
+                "epsilon_high": config.clip_high,
+                "scale_rewards": config.advantage,
+                "beta": config.kl_weight,
+                "use_bias_correction_kl": False,
+                "reward_weights": [weights[part] for part in weights],
+                "save_steps": config.save_every,
+                "weight_decay": 0.0,
+                "max_grad_norm": 1.0,
+            }
+        )
+        trainer = GRPOTrainer(
+            model=load_model(model_ref),
+            args=arguments,
+            train_dataset=Dataset.from_list([{"prompt": prompt.text} for prompt in prompts]),
+            reward_funcs=[_column(part) for part in weights],
+            processing_class=tokenizer,
+            rollout_func=rollout,
+        )
+        metrics = train(trainer, stage_dir)
+    checkpoint = export_checkpoint(trainer.model, tokenizer, stage_dir, name=name, card=card)
+    return StageOutput(outputs={"model": checkpoint, "rollouts": _merge(rollouts_dir, stage_dir)}, metrics=metrics)
+
+
+def require_gradable(prompts: Sequence[Prompt]) -> None:
+    """Raise RewardError unless every gold answer earns full marks and an empty one earns none.
+
+    So no rollout of this stage can end as `not graded`, and none needs masking.
+    """
+    for prompt in prompts:
+        if grade(Reply("x", f"\\boxed{{{prompt.gold}}}"), prompt.gold).verdict is not Verdict.RIGHT:
+            raise RewardError(
+                f"problem {prompt.problem_id}: its own gold answer {prompt.gold!r} is not graded right; "
+                "RL on it would punish right answers; mend the answer or drop the row"
+            )
+        if grade(Reply("x", "\\boxed{}"), prompt.gold).verdict is Verdict.RIGHT:
+            raise RewardError(f"problem {prompt.problem_id}: an empty answer is graded right; mend its gold answer {prompt.gold!r}")
+
+
+def logprob_gap(
+    policy: PreTrainedModel, prompt_ids: Sequence[list[int]], completions: Sequence[Completion], temperature: float
+) -> float:
+    """Largest |log-probability| difference (nats) between trainer and engine over sampled tokens."""
+    import torch
+
+    worst = 0.0
+    was_training = policy.training
+    policy.eval()
+    with torch.no_grad():
+        for prompt, completion in zip(prompt_ids, completions, strict=True):
+            ids = torch.tensor([prompt + completion.token_ids], device=policy.device)
+            logits = policy(ids).logits[0, len(prompt) - 1 : -1].float() / temperature
+            own = torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
+            worst = max(worst, float((own - torch.tensor(completion.logprobs)).abs().max()))
+    policy.train(was_training)
+    return worst
+
+
+def _column(part: str) -> Callable[..., list[float]]:
+    """A TRL reward function that hands on a part already scored at rollout."""
+
+    def reward(**columns: Any) -> list[float]:
+        values: list[float] = columns[part]
+        return values
+
+    reward.__name__ = part
+    return reward
+
+
+def _rollout_metrics(
+    seen: Sequence[Rollout], parts: dict[str, list[float]], weights: dict[str, float], group_size: int
+) -> dict[str, float]:
+    totals = [sum(weights[part] * values[i] for part, values in parts.items()) for i in range(len(seen))]
+    groups = [totals[i : i + group_size] for i in range(0, len(totals), group_size)]
+    return {
+        "rollout/reward": sum(totals) / len(totals),
+        **{f"rollout/{part}": sum(values) / len(values) for part, values in parts.items()},
+        "rollout/tokens_mean": sum(item.tokens for item in seen) / len(seen),
+        "rollout/stopped_share": sum(item.stopped for item in seen) / len(seen),
+        "rollout/dead_group_share": sum(max(group) == min(group) for group in groups) / len(groups),
+    }
+
+
+def _keep(
+    folder: Path,
+    step: int,
+    texts: Sequence[str],
+    seen: Sequence[Rollout],
+    drawn: Sequence[Completion],
+    parts: dict[str, list[float]],
+    weights: dict[str, float],
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """One Parquet file a step; a step that is run again after a resume overwrites its own."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    rows = [
+        {
+            "step": step,
+            "position": i,
+            "problem_id": item.prompt.problem_id,
+            "thinking": item.prompt.thinking,
+            "prompt": text,
+            "completion": tokenizer.decode(completion.token_ids),
+            "gold": item.prompt.gold,
+            "reward": sum(weights[part] * values[i] for part, values in parts.items()),
+            **{f"reward_{part}": values[i] for part, values in parts.items()},
+            "tokens": item.tokens,
+            "stopped": item.stopped,
+            "logprob": sum(completion.logprobs),
+            "version": completion.version,
+        }
+        for i, (text, item, completion) in enumerate(zip(texts, seen, drawn, strict=True))
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), folder / f"step_{step:06d}.parquet", compression="zstd")
+
+
+def _merge(folder: Path, stage_dir: Path) -> DatasetRef:
+    import pyarrow.parquet as parquet
+
+    rows = [row for path in sorted(folder.glob("step_*.parquet")) for row in parquet.read_table(path).to_pylist()]
+    return write_rows(rows, stage_dir, "rollouts", empty_rule="no step ran; raise steps")

@@ -1,0 +1,63 @@
+"""Rejection sampling: verified traces in the model's own words.
+
+What      Several samples a problem; right, finished, well-formed ones are kept, the shortest first.
+Reads     `model`, `problems`.
+Writes    `traces` (question, answer, trace, response).
+Papers    DeepSeek-R1 (arXiv 2501.12948) 2.3.3; Qwen3 (arXiv 2505.09388) 4.3: thinking data for fusion
+          come from the RL model itself; RFT (arXiv 2308.01825).
+Differs   Shortest-first in place of RFT's edit-distance choice; no language or readability filter yet.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stages.artifacts import CheckpointRef, Handles, StageOutput
+from stages.config import RejectionSampling
+from stages.records import Recorder
+from stages.rewards.grading import Verdict
+from stages.rewards.rewards import format_reward
+from stages.rollouts.answers import Question, ask
+from stages.rollouts.engine import RolloutEngine
+from stages.tables import read_rows, write_rows
+from stages.training import load_tokenizer
+
+
+def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) -> StageOutput:
+    """Sample the first `config.problems` problems and keep what is verified."""
+    model = inputs["model"]
+    assert isinstance(model, CheckpointRef)
+    problems = read_rows(inputs["problems"], columns=("problem_id", "question", "answer"))[: config.problems]
+    tokenizer, recorder = load_tokenizer(model), Recorder(stage_dir)
+    with RolloutEngine(model.path, config.engine) as engine:
+        answers = ask(
+            engine, tokenizer, [Question(row["problem_id"], row["question"], row["answer"]) for row in problems],
+            attempts=config.attempts, thinking=True, sampler=config.sampler, seed=seed, recorder=recorder, what="samples",
+        )
+    rows = []
+    for index in range(len(problems)):
+        tried = answers[index * config.attempts : (index + 1) * config.attempts]
+        kept = {
+            answer.reply.thinking: answer
+            for answer in sorted(tried, key=lambda answer: answer.tokens)
+            if answer.grade.verdict is Verdict.RIGHT and format_reward(answer.reply, thinking=True, stopped=answer.stopped)
+        }
+        rows += [
+            {
+                "problem_id": answer.question.problem_id,
+                "question": answer.question.question,
+                "answer": answer.question.gold,
+                "trace": answer.reply.thinking,
+                "response": answer.reply.response,
+                "tokens": answer.tokens,
+            }
+            for answer in list(kept.values())[: config.keep_per_problem]
+        ]
+    metrics = {
+        "rejection/kept": float(len(rows)),
+        "rejection/solved_share": len({row["problem_id"] for row in rows}) / len(problems),
+        "rejection/tokens_mean": sum(row["tokens"] for row in rows) / max(1, len(rows)),
+    }
+    recorder.metrics(0, metrics)
+    rule = f"none of {len(answers)} samples was right, finished and well-formed; check the model's evaluation before this stage"
+    return StageOutput(outputs={"traces": write_rows(rows, stage_dir, "traces", empty_rule=rule)}, metrics=metrics)

@@ -1,0 +1,71 @@
+"""RLHF: general RL against the reward model, with the rules kept on.
+
+What      GRPO; reward = reward model's score of the final response (standardised on the starting model)
+          + accuracy + format, over prompts in both modes.
+Reads     `model`, `reward_model`, `problems`.
+Writes    `model`, `rollouts`.
+Papers    DeepSeek-R1 (arXiv 2501.12948) 2.3.4: rule rewards and model rewards together, preference
+          rewards only for a short last phase, because they are hacked; Qwen3 (arXiv 2505.09388) 4.4.
+Differs   One phase; the reward model scores the response without its thinking, as R1's helpfulness model.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from stages.artifacts import CheckpointRef, Handles, StageOutput, write_json
+from stages.chat import render_completion, render_prompt
+from stages.config import RLHF
+from stages.reinforcement import Prompt, Rollout, require_gradable, train_policy
+from stages.rewards.grading import Verdict, grade
+from stages.rewards.rewards import format_reward
+from stages.rewards.scoring import score_texts
+from stages.tables import read_rows
+from stages.training import load_model, load_tokenizer
+
+
+def run(config: RLHF, inputs: Handles, stage_dir: Path, seed: int) -> StageOutput:
+    """Train the policy; the first `thinking_share` of the problems are asked in thinking mode."""
+    import json
+
+    model, judge_ref = inputs["model"], inputs["reward_model"]
+    assert isinstance(model, CheckpointRef) and isinstance(judge_ref, CheckpointRef)
+    tokenizer, judge_tokenizer = load_tokenizer(model), load_tokenizer(judge_ref)
+    judge = load_model(judge_ref, kind="scalar")
+    rows = read_rows(inputs["problems"], columns=("problem_id", "question", "answer"))
+    thinking = round(len(rows) * config.thinking_share)
+    prompts = [
+        Prompt(
+            render_prompt(tokenizer, row["question"], thinking=index < thinking, flag=True),
+            row["problem_id"], row["question"], row["answer"], index < thinking,
+        )
+        for index, row in enumerate(rows)
+    ]
+    require_gradable(prompts)
+    scale_file = stage_dir / "data" / "preference_scale.json"
+
+    def score(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
+        raw = score_texts(
+            judge, judge_tokenizer,
+            [
+                render_prompt(judge_tokenizer, item.prompt.question, thinking=False) + render_completion(item.reply.response, thinking=None)
+                for item in rollouts
+            ],
+        )
+        if not scale_file.exists():  # the first batch is the starting model's; a resumed run keeps its scale
+            write_json(scale_file, {"mean": statistics.fmean(raw), "std": statistics.pstdev(raw) or 1.0})
+        scale = json.loads(scale_file.read_text())
+        return {
+            "preference": [(value - scale["mean"]) / scale["std"] for value in raw],
+            "accuracy": [float(grade(item.reply, item.prompt.gold).verdict is Verdict.RIGHT) for item in rollouts],
+            "format": [format_reward(item.reply, thinking=item.prompt.thinking, stopped=item.stopped) for item in rollouts],
+        }
+
+    return train_policy(
+        model, prompts, score,
+        {"preference": config.preference_weight, "accuracy": config.accuracy_weight, "format": config.format_weight},
+        config, stage_dir, seed, name="rlhf.model",
+        card=f"# RLHF\n\n`{model.name}` after {config.steps} steps of GRPO against `{judge_ref.name}` and rules (posttrain, stage `rlhf`).\n",
+    )

@@ -1,0 +1,221 @@
+"""Curation as a stage: sources in, Parquet out, and the errors a user can meet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from stages.artifacts import StageOutput, digest_of_file
+from stages.config import Curation
+from stages.curation import check_contracts, run
+from stages.errors import DataError
+from stages.records import read_records
+
+SUMS = {"kind": "reasoning_gym", "family": "chain_sum", "size": 200, "parameters": {"min_terms": 3, "max_terms": 5, "min_digits": 1, "max_digits": 2}}
+LEGS = {"kind": "reasoning_gym", "family": "leg_counting", "size": 100, "parameters": {"min_animals": 2, "max_animals": 4, "max_instances": 9}}
+PRODUCTS = {"kind": "reasoning_gym", "family": "products", "size": 100, "parameters": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}}
+HELD_OUT = {"standard": [SUMS | {"size": 40}, LEGS | {"size": 40}, PRODUCTS | {"size": 40}], "hard": [SUMS | {"size": 40, "parameters": {"min_terms": 6, "max_terms": 8}}]}
+POOLS = {"cold_start": {"share": 0.4, "with_trace": True}, "rl": {"share": 0.4}, "preference": {"share": 0.2}}
+
+
+def curate(folder: Path, seed: int = 0, **settings: Any) -> StageOutput:
+    stage_dir = folder / "curation" / "0123456789abcdef"
+    stage_dir.mkdir(parents=True, exist_ok=True)
+    defaults = {"sources": [SUMS, LEGS, PRODUCTS], "benchmarks": HELD_OUT, "benchmark_size": 24, "pools": POOLS}
+    return run(Curation.model_validate(defaults | settings), {}, stage_dir, seed)
+
+
+def rows_of(output: StageOutput, name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = parquet.read_table(output.outputs[name].path).to_pylist()
+    return rows
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> dict[str, Any]:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return {"kind": "file", "path": str(path)}
+
+
+def questions(start: int, count: int) -> list[dict[str, Any]]:
+    return [{"question": f"item {number}?", "answer": str(number)} for number in range(start, start + count)]
+
+
+def test_curation_generated_sources_give_disjoint_pools_and_benchmarks(tmp_path: Path) -> None:
+    output = curate(tmp_path)
+    assert list(output.outputs) == ["benchmarks", "cold_start", "rl", "preference"]
+    assert sorted(path.name for path in (tmp_path / "curation/0123456789abcdef/data").glob("*.parquet")) == [
+        "benchmarks.parquet", "cold_start.parquet", "contamination.parquet", "preference.parquet", "quarantine.parquet", "rl.parquet",
+    ]
+    ids = {name: [row["problem_id"] for row in rows_of(output, name)] for name in output.outputs}
+    every = [problem for pool in ids.values() for problem in pool]
+    assert len(every) == len(set(every))
+    for name, handle in output.outputs.items():
+        assert handle.kind == "dataset"
+        assert (handle.name, handle.rows, handle.digest) == (f"curation.{name}", len(ids[name]), digest_of_file(handle.path))
+        assert handle.producer == "0123456789abcdef"
+    schema = parquet.read_schema(output.outputs["rl"].path)
+    assert schema.names == ["problem_id", "question", "answer", "family", "source", "trace", "scale"]
+    assert parquet.read_schema(output.outputs["benchmarks"].path).names == ["benchmark", *schema.names]
+    benchmarks = rows_of(output, "benchmarks")
+    assert [sum(row["benchmark"] == name for row in benchmarks) for name in ("hard", "standard")] == [24, 24]
+    assert [sum(row["family"] == family and row["benchmark"] == "standard" for row in benchmarks) for family in ("chain_sum", "leg_counting", "products")] == [8, 8, 8]
+    assert all(row["trace"] for row in rows_of(output, "cold_start"))
+    assert {row["family"] for row in rows_of(output, "rl")[:24]} == {"chain_sum", "leg_counting", "products"}  # mixed, not family after family
+
+
+def test_curation_keeps_most_of_every_generated_family(tmp_path: Path) -> None:
+    metrics = curate(tmp_path).metrics
+    for family in ("chain_sum", "leg_counting", "products"):
+        duplicates = metrics.get(f"rows/duplicate/{family}", 0)
+        assert metrics[f"rows/kept/{family}"] >= 0.9 * (metrics[f"rows/read/{family}"] - duplicates)
+
+
+def test_curation_twice_gives_equal_bytes_and_another_seed_others(tmp_path: Path) -> None:
+    first, again, other = (curate(tmp_path / name, seed) for name, seed in (("a", 3), ("b", 3), ("c", 4)))
+    digests = [{name: handle.digest for name, handle in output.outputs.items()} for output in (first, again, other)]
+    assert digests[0] == digests[1]
+    assert first.metrics == again.metrics
+    assert all(digests[0][name] != digests[2][name] for name in digests[0])
+
+
+def test_curation_over_a_folder_cut_short_starts_afresh(tmp_path: Path) -> None:
+    data = tmp_path / "curation/0123456789abcdef/data"
+    data.mkdir(parents=True)
+    (data / "curation.duckdb").write_bytes(b"half a database")
+    assert curate(tmp_path).outputs["rl"].digest == curate(tmp_path / "clean").outputs["rl"].digest
+
+
+def test_curation_metrics_account_for_every_row_and_are_recorded(tmp_path: Path) -> None:
+    output = curate(tmp_path)
+    metrics = output.metrics
+    lost = sum(metrics.get(f"rows/{rule}", 0) for rule in ("quarantined", "duplicate", "duplicate_other_answer", "same_question", "shared_n-gram"))
+    assert metrics["rows/read"] == 400
+    assert metrics["rows/read"] == lost + metrics["rows/kept"]
+    assert metrics["rows/kept"] == sum(output.outputs[pool].rows for pool in POOLS)  # type: ignore[union-attr]
+    records = list(read_records(tmp_path / "curation/0123456789abcdef/metrics.jsonl"))
+    assert [record["metrics"] for record in records if "metrics" in record] == [metrics]
+    assert [record["progress"] for record in records if "progress" in record][-1] == [7, 7, "source"]
+
+
+def test_curation_database_holds_every_table_for_reading(tmp_path: Path) -> None:
+    curate(tmp_path)
+    with duckdb.connect(str(tmp_path / "curation/0123456789abcdef/data/curation.duckdb"), read_only=True) as database:
+        assert database.execute("select rows from funnel where step = 'read' and family = 'all'").fetchall() == [(400,)]
+
+
+def test_curation_file_sources_bad_rows_are_quarantined_with_line_numbers(tmp_path: Path) -> None:
+    lines = [
+        *questions(0, 36), "", "{broken", '["list"]', {"question": "no answer"}, {"question": 7, "answer": "7"},
+        {"question": "numeric?", "answer": 12}, {"question": "lone?", "answer": "\ud800"},
+    ]
+    source = write_jsonl(tmp_path / "problems.jsonl", lines) | {"max_bad_share": 0.2, "family": "items"}
+    held_out = write_jsonl(tmp_path / "held_out.jsonl", questions(30, 10))
+    output = curate(tmp_path, sources=[source], benchmarks={"test": [held_out]}, pools={"rl": {"share": 1}})
+    quarantine = parquet.read_table(tmp_path / "curation/0123456789abcdef/data/quarantine.parquet").to_pylist()
+    assert [(row["row_number"], row["reason"]) for row in sorted(quarantine, key=lambda row: row["row_number"])] == [
+        (38, "not JSON in UTF-8: JSONDecodeError"), (39, "a JSON list, the rule is an object"), (40, "the answer is missing"),
+        (41, "the question is of type int, the rule is text"), (43, "not JSON in UTF-8: UnicodeEncodeError"),
+    ]
+    assert quarantine[0]["source"] == "sources[0] problems.jsonl"
+    rows = rows_of(output, "rl")
+    assert sorted(row["question"] for row in rows) == sorted([f"item {number}?" for number in range(30)] + ["numeric?"])
+    assert {row["family"] for row in rows} == {"items"}
+    assert [(row["answer"], row["trace"], row["scale"]) for row in rows if row["question"] == "numeric?"] == [("12", None, 0)]
+
+
+def test_curation_parquet_and_jsonl_with_equal_rows_give_equal_problems(tmp_path: Path) -> None:
+    rows = [{"prompt": f"item {number}?", "gold": str(number), "work": f"so {number}"} for number in range(20)]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "problems.parquet")
+    write_jsonl(tmp_path / "problems.jsonl", rows)
+    held_out = write_jsonl(tmp_path / "held_out.jsonl", questions(100, 4))
+    found = []
+    for suffix in ("parquet", "jsonl"):
+        source = {"kind": "file", "path": str(tmp_path / f"problems.{suffix}"), "question": "prompt", "answer": "gold", "trace": "work"}
+        output = curate(tmp_path / suffix, sources=[source], benchmarks={"test": [held_out]}, pools={"cold_start": {"share": 1, "with_trace": True}})
+        found.append([{name: value for name, value in row.items() if name != "source"} for row in rows_of(output, "cold_start")])
+    assert found[0] == found[1]
+    assert sorted((row["question"], row["answer"], row["trace"]) for row in found[0]) == sorted(tuple(row.values()) for row in rows)
+
+
+def test_curation_too_many_bad_rows_names_file_share_rule_and_examples(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "bad.jsonl", [*questions(0, 8), "{broken", "{also broken"])
+    with pytest.raises(DataError, match=r"(?s)sources\[0\] bad.jsonl: 2 of 10 rows \(20.0%\) of .*bad.jsonl.*max_bad_share = 0.05.*raise max_bad_share.*row 9: not JSON.*\{broken"):
+        curate(tmp_path, sources=[source])
+
+
+def test_curation_bad_share_at_its_limit_is_accepted(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "bad.jsonl", [*questions(0, 8), "{broken", "{also broken"]) | {"max_bad_share": 0.2}
+    assert curate(tmp_path, sources=[source], pools={"rl": {"share": 1}}).outputs["rl"].rows == 8  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "settings", "message"),
+    [
+        ("problem.jsonl", None, {}, r"sources\[0\] problem.jsonl: .*problem.jsonl is missing; .*did you mean .*problems.jsonl"),
+        ("problems.csv", "question,answer\n", {}, r"ends in '.csv'; the rule is one of \['.jsonl', '.parquet'\]"),
+        ("empty.jsonl", "\n\n", {}, r"empty.jsonl has no rows; a source needs at least one"),
+        ("column.jsonl", '{"questions": "a", "answer": "b"}\n', {}, r"no column 'question'; its columns are \['answer', 'questions'\]; did you mean 'questions'"),
+        ("trace.jsonl", '{"question": "a", "answer": "b"}\n', {"trace": "solution"}, r"no column 'solution'"),
+        ("torn.parquet", "PAR1 and nothing more", {}, r"torn.parquet cannot be read as Parquet"),
+    ],
+)
+def test_curation_source_that_cannot_be_used_says_what_and_how_to_mend(
+    tmp_path: Path, name: str, content: str | None, settings: dict[str, str], message: str
+) -> None:
+    (tmp_path / "problems.jsonl").write_text("{}\n")
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        curate(tmp_path, sources=[{"kind": "file", "path": str(tmp_path / name)} | settings])
+
+
+@pytest.mark.parametrize("parameters", [{"max_termz": 3}, {"min_terms": 9, "max_terms": 2}])
+def test_curation_parameters_reasoning_gym_refuses_name_the_source(tmp_path: Path, parameters: dict[str, int]) -> None:
+    with pytest.raises(DataError, match=r"benchmarks.standard\[0\] chain_sum: reasoning-gym cannot make chain_sum with .*mend `parameters`"):
+        curate(tmp_path, benchmarks={"standard": [SUMS | {"parameters": parameters}]})
+
+
+def test_curation_pool_without_problems_is_an_error_with_the_counts(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "plain.jsonl", questions(0, 20))
+    with pytest.raises(DataError, match=r"pool cold_start is empty \(share 1, with_trace True\).*kept 20.*pool none 20"):
+        curate(tmp_path, sources=[source], pools={"cold_start": {"share": 1, "with_trace": True}})
+
+
+def test_curation_benchmark_that_another_holds_already_is_an_error(tmp_path: Path) -> None:
+    held_out = write_jsonl(tmp_path / "held_out.jsonl", questions(0, 10))
+    with pytest.raises(DataError, match=r"benchmarks.second has no problem left"):
+        curate(tmp_path, benchmarks={"first": [held_out], "second": [held_out]})
+
+
+def test_curation_questions_are_data_never_sql(tmp_path: Path) -> None:
+    nasty = "'); drop table raw_rows; -- $1 {x}"
+    source = write_jsonl(tmp_path / "it's.jsonl", [{"question": nasty, "answer": "'"}, *questions(0, 5)])
+    output = curate(tmp_path, sources=[source], pools={"rl": {"share": 1}}, benchmarks={"it's; --": [SUMS]})
+    assert nasty in [row["question"] for row in rows_of(output, "rl")]
+
+
+def test_contracts_broken_rows_are_named_with_their_rule(tmp_path: Path) -> None:
+    curate(tmp_path)
+    with duckdb.connect(str(tmp_path / "curation/0123456789abcdef/data/curation.duckdb"), read_only=True) as database:
+        tables = {name: database.table(name).to_arrow_table() for name in ("pools", "benchmarks", "contamination", "dropped", "funnel")}
+    check_contracts(tables)
+    pools = tables["pools"]
+    breaks: list[tuple[str, Any, str]] = [
+        ("problem_id", [*pools["problem_id"].to_pylist()[:-1], pools["problem_id"][0].as_py()], r"table pools, column problem_id: 1 rows break the contract `unique: True`"),
+        ("answer", [None, *pools["answer"].to_pylist()[1:]], r"column answer: 1 rows break the contract `not_null"),
+        ("question", ["", "", *pools["question"].to_pylist()[2:]], r"column question: 2 rows break the contract `min_length: 1`"),
+        ("pool", ["other", *pools["pool"].to_pylist()[1:]], r"column pool: 1 rows break the contract `accepted_values"),
+        ("scale", [-1, *pools["scale"].to_pylist()[1:]], r"column scale: 1 rows break the contract `range"),
+    ]
+    for column, values, message in breaks:
+        index = pools.column_names.index(column)
+        broken = pools.set_column(index, column, pa.array(values, type=pools.schema.field(column).type))
+        with pytest.raises(DataError, match=message):
+            check_contracts(tables | {"pools": broken})
+    with pytest.raises(DataError, match="its contract says"):
+        check_contracts(tables | {"pools": pools.drop_columns(["trace"])})
