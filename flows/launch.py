@@ -49,6 +49,7 @@ def launch(
     stage_dir: Path,
     content: Mapping[str, Any],
     *,
+    on_start: Callable[[], None] = lambda: None,
     on_record: OnRecord = lambda record: None,
     on_lines: OnLines = lambda lines: None,
     module: str | None = None,
@@ -56,8 +57,9 @@ def launch(
     """Run one stage in its folder to the end and return its result.
 
     `content` is what `config.json` will hold. An unfinished folder is continued when a trainer left a
-    checkpoint there, else emptied first. `on_record` gets each new record of `metrics.jsonl`,
-    `on_lines` the new lines of `log.txt`. `module` overrides the module that holds `run`.
+    checkpoint there, else emptied first. `on_start` is called when the folder is ready, `on_record` with
+    each new record of `metrics.jsonl`, `on_lines` with the new lines of `log.txt`. `module` overrides
+    the module that holds `run`.
     Raises StageFailed, naming stage, cause, log and remedy. On any exception, KeyboardInterrupt
     included, the stage's processes are ended first.
     """
@@ -70,6 +72,7 @@ def launch(
         for stale in (stage_dir / child.ERROR, stage_dir / "result.json"):
             stale.unlink(missing_ok=True)
         write_json(stage_dir / CONFIG, content)
+        on_start()
         records, lines = _Tail(stage_dir / METRICS), _Tail(stage_dir / LOG)
 
         def follow() -> None:
@@ -148,8 +151,8 @@ def _cause(stage_dir: Path, node: str, status: int | None) -> str:
         return f"{node} failed with {content['type']}: {content['message']}\nThe traceback is in the log. {kept}"
     if status is not None and status < 0:
         name = signal.Signals(-status).name
-        hint = "; most often this is the system out of memory: lower the stage's batch or engine sizes, or free memory" if name == "SIGKILL" else ""
-        return f"{node} was ended by {name}{hint}.\n{kept}"
+        hint = "; most often the system was out of memory: lower the stage's batch or engine sizes, or free memory"
+        return f"{node} was ended by {name}{hint if name == 'SIGKILL' else ''}.\n{kept}"
     return f"{node} ended with status {status}, saying: {_last_line(log)}\n{kept}"
 
 
@@ -175,7 +178,9 @@ def _locked(stage_dir: Path, node: str) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             holder = file.read().strip() or "unknown"
-            raise StageFailed(f"{node} is being run by process {holder} ({stage_dir}); wait for it, or end it with: kill {holder}") from error
+            raise StageFailed(
+                f"{node} is being run by process {holder} ({stage_dir}); wait for it, or end it with: kill {holder}"
+            ) from error
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

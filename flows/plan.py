@@ -53,6 +53,11 @@ def home_folder() -> Path:
     return Path(os.environ.get("POSTTRAIN_HOME") or ".posttrain").resolve()
 
 
+def stage_folder(home: Path, stage: str, fingerprint: str) -> Path:
+    """Where a stage with this fingerprint works and leaves its result."""
+    return home / "stages" / stage / fingerprint[:16]
+
+
 def make_plan(recipe: Recipe, home: Path) -> tuple[Step, ...]:
     """Decide on every node, in running order. Downloads nothing; creates nothing in an empty folder."""
     known = read_state(home, recipe.name).get("nodes", {})
@@ -84,7 +89,7 @@ def decide(node: Node, inputs: Outputs, home: Path, last: Mapping[str, Any] | No
     """Decide on one node whose inputs are all there. `last` is what `remember` kept of its last finished run."""
     key = make_key(node, inputs)
     fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    folder = home / "stages" / node.stage / fingerprint[:16]
+    folder = stage_folder(home, node.stage, fingerprint)
     result = read_result(folder)
     if result is not None:
         gone = [output.path for output in result.outputs.values() if not _there(output.path)]
@@ -105,7 +110,9 @@ def take(handles: Mapping[str, Outputs], source: Source) -> CheckpointRef | Data
     outputs = handles[source.node]
     name = source.output or "model"
     if name not in outputs:
-        raise ArtifactError(f"{source.node} wrote {sorted(outputs)} but not {name!r}; change the settings of {source.node}, or read another output")
+        raise ArtifactError(
+            f"{source.node} wrote {sorted(outputs)} but not {name!r}; change the settings of {source.node}, or read another output"
+        )
     return outputs[name]
 
 
@@ -117,7 +124,9 @@ def make_key(node: Node, inputs: Mapping[str, Ref]) -> dict[str, Any]:
     files = {}
     for path in node.config.files():
         if not path.is_file():
-            raise ConfigError(f"{node.name}: the file {path} (seen from {Path.cwd()}) does not exist; put it there or change its path in the recipe")
+            raise ConfigError(
+                f"{node.name}: the file {path} does not exist (seen from {Path.cwd()}); put it there, or change its path in the recipe"
+            )
         files[str(path)] = digest_of_file(path)
     return {
         "stage": node.stage,
@@ -179,7 +188,7 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 def _digest_of_tree(tree: ast.Module) -> str:
     for item in ast.walk(tree):
-        if isinstance(item, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(item, clean=False) is not None:
+        if isinstance(item, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(item, clean=False):
             item.body = item.body[1:]
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
@@ -275,12 +284,15 @@ def find_model(name: str, value: str, home: Path, *, download: bool) -> Checkpoi
         hub = _HUB_NAME.fullmatch(value)
         first = Path(value).parts[0] if value else ""
         if hub is None or value.startswith((".", "/", "~")) or Path(first).is_dir() or (_ROOT / first).is_dir():
-            raise ConfigError(f"models.{name} = {value!r}: there is no such folder (seen from {Path.cwd()}); give a folder that exists, or a hub name such as org/name@revision")
+            raise ConfigError(
+                f"models.{name} = {value!r}: there is no such folder (seen from {Path.cwd()}); "
+                "give a folder that exists, or a hub name such as org/name@revision"
+            )
         folder = _from_hub(name, hub["name"], hub["revision"], download=download)
         if folder is None:
             return None
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"models.{name} = {value!r}: {folder} must hold config.json and *.safetensors; export the model there first")
+        raise ConfigError(f"models.{name} = {value!r}: {folder} must hold config.json and *.safetensors; export the model there")
     folder = folder.resolve()
     return CheckpointRef(name=name, digest=_digest(folder, home), path=folder, producer="given")
 
@@ -295,9 +307,12 @@ def _from_hub(name: str, model: str, revision: str | None, *, download: bool) ->
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         if not download:
             return None
-        raise ConfigError(f"{where}: is not in the local cache and the hub cannot be reached; go online once, or give a local folder") from error
+        raise ConfigError(
+            f"{where}: is not in the local cache and the hub cannot be reached; go online once, or give a local folder"
+        ) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ConfigError(f"{where}: cannot be downloaded ({str(error).splitlines()[0]}); check name and revision, or give a local folder") from error
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{where}: cannot be downloaded ({reason}); check name and revision, or give a local folder") from error
 
 
 def _digest(folder: Path, home: Path) -> str:

@@ -72,7 +72,11 @@ class Recipe:
     @property
     def config_hash(self) -> str:
         """SHA-256 of everything that decides the results but code and file contents."""
-        content = [self.models, [[n.name, n.stage, n.config.identity(), {k: str(s) for k, s in n.inputs.items()}, n.seed] for n in self.nodes]]
+        nodes = [
+            [node.name, node.stage, node.config.identity(), {name: str(source) for name, source in node.inputs.items()}, node.seed]
+            for node in self.nodes
+        ]
+        content = [dict(self.models), nodes]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def node(self, name: str) -> Node:
@@ -130,7 +134,7 @@ def _find(recipe: str) -> Path:
             raise ConfigError(f"recipe {recipe}: there is no such file; give a path that exists or one of {', '.join(recipe_names())}")
         return path
     if recipe not in recipe_names():
-        raise ConfigError(f"there is no recipe {recipe!r}; {_nearest(recipe, recipe_names())}; your own is given by its path, ending in .yaml")
+        raise ConfigError(f"there is no recipe {recipe!r}; {_nearest(recipe, recipe_names())} (your own: give its path, ending in .yaml)")
     return RECIPES / f"{recipe}.yaml"
 
 
@@ -147,7 +151,7 @@ class _Loader(yaml.SafeLoader):
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        raw = yaml.load(path.read_text(), _Loader)
+        raw = yaml.load(path.read_text(), _Loader)  # noqa: S506 - a SafeLoader
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"recipe {path} cannot be read: {error}") from error
     if not isinstance(raw, dict):
@@ -182,7 +186,7 @@ def _apply(raw: dict[str, Any], override: str) -> tuple[str, str]:
     if not separator or not key:
         raise ConfigError(f"--set {override}: must be key=value, for instance --set cold_start.learning_rate=1e-3")
     try:
-        value = yaml.load(text, _Loader)
+        value = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {override}: the value is not YAML ({error}); quote it") from error
     stages = raw.get("stages") or {}
@@ -193,7 +197,8 @@ def _apply(raw: dict[str, Any], override: str) -> tuple[str, str]:
     if first in ("evaluation", "models"):
         target, path = raw.get(first), rest
         if target is None or not rest or (first == "models" and rest[0] not in target):
-            raise ConfigError(f"--set {override}: matches nothing; {_nearest(key, [f'{first}.{name}' for name in target or {}] or ['seed'])}")
+            known = [f"{first}.{name}" for name in target or {}] or list(stages)
+            raise ConfigError(f"--set {override}: matches nothing; {_nearest(key, known)}")
     elif first in stages:
         stages[first] = dict(stages[first] or {})
         target, path = stages[first], rest
@@ -274,12 +279,14 @@ def _inputs(
 ) -> dict[str, Source]:
     for given in wired:
         if given not in kind.reads:
-            faults.append(f"{name}.from.{given}: the stage reads no such input; {_nearest(str(given), kind.reads) if kind.reads else 'it reads none'}")
+            known = _nearest(str(given), kind.reads) if kind.reads else "it reads none"
+            faults.append(f"{name}.from.{given}: the stage reads no such input; {known}")
     inputs: dict[str, Source] = {}
     for wanted, sort in kind.reads.items():
         if wired.get(wanted) is None:
             if wanted not in kind.optional_reads:
-                faults.append(f"{name}.from.{wanted}: this input (a {sort}) is needed; name an earlier stage's output or an entry of `models`")
+                where = "an earlier stage or an entry of `models`" if sort == "model" else "an earlier stage's output"
+                faults.append(f"{name}.from.{wanted}: this input (a {sort}) is needed; name {where}")
             continue
         key = f"{name}.from.{wanted} = {wired[wanted]!r}"
         if (source := _source(key, wanted, sort, wired[wanted], models, nodes, faults)) is not None:
@@ -296,15 +303,17 @@ def _source(key: str, wanted: str, sort: str, value: Any, models: dict[str, str]
             return Source(first)
         faults.append(f"{key}: {first} is a model, the input takes a {sort}")
     elif node is None:
-        faults.append(f"{key}: no earlier stage and no entry of `models` has this name; {_nearest(first, [*models, *(node.name for node in nodes)])}")
+        known = _nearest(first, [*models, *(node.name for node in nodes)])
+        faults.append(f"{key}: no earlier stage and no entry of `models` has this name; {known}")
     else:
         writes = node.config.writes
         fitting = [found for found, kind in writes.items() if kind == sort]
         chosen = output or (wanted if wanted in fitting else fitting[0] if len(fitting) == 1 else "")
         if chosen in fitting:
             return Source(first, chosen)
-        options = ", ".join(f"{first}.{found}" for found in fitting) or "none"
-        faults.append(f"{key}: must be one {sort} that {first} writes ({options}); {_nearest(f'{first}.{chosen}', [f'{first}.{found}' for found in fitting]) if fitting else 'name another stage'}")
+        options = [f"{first}.{found}" for found in fitting]
+        remedy = _nearest(f"{first}.{chosen}", options) if options else f"{first} writes none; name another stage"
+        faults.append(f"{key}: must be one {sort} that {first} writes; {remedy}")
     return None
 
 
@@ -339,7 +348,7 @@ def _with_evaluations(
         sequence += [Source(node.name, "model")] if "model" in node.config.writes else []
     ready = 1 + next(at for at, item in enumerate(sequence) if isinstance(item, Node) and item.name == benchmarks.node)
     before = sequence[:ready]  # models that are there before the benchmarks wait for them
-    sequence = [item for item in before if isinstance(item, Node)] + [item for item in before if isinstance(item, Source)] + sequence[ready:]
+    sequence = sorted(before, key=lambda item: isinstance(item, Source)) + sequence[ready:]
     nodes: list[Node] = []
     for item in sequence:
         if isinstance(item, Source):

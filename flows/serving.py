@@ -37,6 +37,7 @@ ANSWER_LIMIT_S = 5.0
 _PORTS_TRIED = 50
 _MARK = "POSTTRAIN_SERVERS_OF"
 _STATE = "servers.json"
+_NOT_HANDED_ON = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH"})
 # Ties a server to the thread that starts it: the kernel sends SIGTERM when that is gone, however it went.
 _TIED = """
 import ctypes, os, signal, sys
@@ -253,11 +254,11 @@ def _as_they_answer(started: Mapping[str, Server]) -> Iterator[str]:
 def _start(home: Path, kind: str, port: int) -> Server:
     log = home / "logs" / f"{kind}.log"
     command, address, settings = _prefect(home, port) if kind == "prefect" else _mlflow(home, port)
-    keep = {name: value for name, value in os.environ.items() if name not in {"PYTHONDONTWRITEBYTECODE", "PREFECT_PROFILE", "PYTHONWARNINGS"}}
+    keep = {name: value for name, value in os.environ.items() if name not in _NOT_HANDED_ON}
     with log.open("wb") as file:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
             [sys.executable, "-c", _TIED, str(os.getpid()), *command],
-            env={**keep, **_common_settings(), **settings, _MARK: str(home)},
+            env={**keep, **_common_settings(), **settings, "PYTHONSAFEPATH": "1", _MARK: str(home)},
             stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=home, start_new_session=True,
         )
     return Server(kind, address, process, log)
@@ -312,7 +313,10 @@ def _prefect_settings(home: Path, api: str) -> dict[str, str]:
 def _common_settings() -> dict[str, str]:
     """Telemetry off, and no proxy between this machine and itself."""
     direct = ",".join(dict.fromkeys([*filter(None, os.environ.get("NO_PROXY", "").split(",")), "127.0.0.1", "localhost"]))
-    return {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GIT_PYTHON_REFRESH": "quiet", "NO_PROXY": direct, "no_proxy": direct}
+    return {
+        "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GIT_PYTHON_REFRESH": "quiet",
+        "NO_PROXY": direct, "no_proxy": direct,
+    }
 
 
 def _client_settings(home: Path, found: Mapping[str, Server], *, own_prefect: bool) -> dict[str, str]:
@@ -322,6 +326,7 @@ def _client_settings(home: Path, found: Mapping[str, Server], *, own_prefect: bo
         "PREFECT_API_URL": found["prefect"].address,
         **(_prefect_settings(home, found["prefect"].address) if own_prefect else {}),
         "MLFLOW_TRACKING_URI": found["mlflow"].address,
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"),
         "MLFLOW_HTTP_REQUEST_TIMEOUT": os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
     }
@@ -431,19 +436,15 @@ def _tail(log: Path, lines: int = 12) -> str:
 def _close_dead_runs(say: Say) -> None:
     """Runs that the store still shows as running although no process of this home is left: Crashed, so that Retry works."""
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import (
-        FlowRunFilter,
-        FlowRunFilterState,
-        FlowRunFilterStateType,
-    )
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
     from prefect.client.schemas.objects import StateType
     from prefect.states import Cancelled, Crashed
 
-    live = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])))
+    gone = "its process was gone when the server started"
+    live = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
     with get_client(sync_client=True) as client:
-        for run in client.read_flow_runs(flow_run_filter=live, limit=200):
-            gone = "its process was gone when the server started"
+        for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=live)), limit=200):
             cancelling = run.state is not None and run.state.type == StateType.CANCELLING
-            state = Cancelled(message=gone) if cancelling else Crashed(message=f"{gone}; press Retry, or run the recipe again: finished stages are kept")
-            client.set_flow_run_state(run.id, state, force=True)
+            message = gone if cancelling else f"{gone}; press Retry, or run the recipe again: finished stages are kept"
+            client.set_flow_run_state(run.id, (Cancelled if cancelling else Crashed)(message=message), force=True)
             say(f"closed a run that had died: {run.name}")

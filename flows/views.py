@@ -18,6 +18,8 @@ import yaml
 
 SETTINGS = Path(__file__).resolve().parent.parent / "mlflow"
 _SECTION = "posttrain"
+_COLUMN_PIXELS = 185
+_FIRST_COLUMNS = {"1": 60, "attributes.`Run Name`": 230, "runDateAndNestInfo": 120, "duration": 80}
 _MAX_CHARACTERS = 20_000
 
 
@@ -67,17 +69,21 @@ def metric(name: str) -> str:
 def encode(view: View) -> tuple[str, str]:
     """Name and value of the experiment tag that holds the view."""
     grouped = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": view.group_by_tag}]}
+    widths = {**_FIRST_COLUMNS, **dict.fromkeys(view.columns, _COLUMN_PIXELS)}
     state = {
-        "searchFilter": view.filter, "orderByKey": "attributes.start_time", "orderByAsc": view.group_by_tag is not None,
-        "startTime": "ALL", "lifecycleFilter": "Active", "datasetsFilter": [], "modelVersionFilter": "All Runs",
-        "selectedColumns": list(view.columns), "columnOrder": [], "columnWidths": {},
+        "searchFilter": view.filter, "orderByKey": tag(view.group_by_tag) if view.group_by_tag else "attributes.start_time",
+        "orderByAsc": view.group_by_tag is not None, "startTime": "ALL", "lifecycleFilter": "Active", "datasetsFilter": [],
+        "modelVersionFilter": "All Runs", "selectedColumns": list(view.columns), "columnOrder": list(widths), "columnWidths": widths,
         "runsHiddenMode": "FIRST_20_RUNS", "viewMaximized": False, "runListHidden": False,
         "useGroupedValuesInCharts": False, "hideEmptyCharts": True, "isAccordionReordered": True,
         "groupBy": grouped if view.group_by_tag else None, "groupsExpanded": {},
         "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""}, "chartsSearchFilter": "",
         "compareRunCharts": list(view.charts),
         "compareRunSections": [
-            {"uuid": _SECTION, "name": view.section, "display": True, "isReordered": True, "deleted": False, "isGenerated": False},
+            {
+                "uuid": _SECTION, "name": view.section, "display": True, "isReordered": True, "deleted": False, "isGenerated": False,
+                "columns": 2, "cardHeight": 320,
+            },
         ],
     }
     now = int(time.time() * 1000)
@@ -99,12 +105,14 @@ def recipe_views(scores: Sequence[str], nodes: Mapping[str, str], logged: Mappin
     shown = [f"eval/{score}" for score in scores]
     views = [
         View(
-            "recipes", "Recipes: score by stage", "tags.kind = 'recipe'", section="Score after each stage (x = row of the ablation table)",
-            columns=(tag("variant"), *(metric(f"final/{score}") for score in scores)), charts=tuple(line(f"ablation/{score}") for score in scores),
+            "recipes", "Recipes: score by stage", "tags.kind = 'recipe'",
+            section="Score after each stage (x = row of the ablation table)",
+            columns=(*(metric(f"final/{score}") for score in scores), tag("variant")),
+            charts=tuple(line(f"ablation/{score}") for score in scores),
         ),
         View(
             "stages", "All stages", "tags.kind = 'stage'", group_by_tag="stage", section="Scores of the stages",
-            columns=(tag("variant"), *map(metric, shown), *costs), charts=tuple(bar(name) for name in shown),
+            columns=(*map(metric, shown), *costs, tag("variant")), charts=tuple(bar(name) for name in shown),
         ),
     ]
     for node, kind in nodes.items():
@@ -114,7 +122,7 @@ def recipe_views(scores: Sequence[str], nodes: Mapping[str, str], logged: Mappin
         budgets = sorted(name for name in has if name.startswith("budget/"))
         views.append(View(
             f"variants-{node}", f"Variants of {node}", f"tags.kind = 'stage' AND tags.node = '{node}'", section=f"Variants of {node}",
-            columns=(tag("variant"), *map(metric, scored), *costs),
+            columns=(*map(metric, scored), *costs, tag("variant")),
             charts=(*(bar(name) for name in scored), *(line(name) for name in training), *(line(name) for name in budgets)),
         ))
     return views

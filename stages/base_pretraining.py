@@ -5,9 +5,10 @@ What      Byte-level BPE (digits are single tokens, chat markers are special, `<
 Reads     Nothing: the text is generated from reasoning-gym and from arithmetic facts.
 Writes    `checkpoint/` (safetensors, tokenizer, chat template) with a model card.
 Papers    Qwen3 (arXiv 2505.09388) for architecture and chat format.
-Differs   The text holds facts, formats, short direct answers and worked chains of at most
-          three steps. Longer chains, which the recipe's benchmarks ask for, are left out: the
-          head-room that cold start and RL work on is a choice of this data.
+Differs   The text is facts, formats, direct answers (guesses, where a question is long) and worked
+          chains, mostly short ones, by a pupil who slips on one line in twenty. So the base knows the
+          facts, thinks now and then, and carelessly: the head-room that cold start and RL work on is a
+          choice of this data.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from stages.artifacts import CheckpointRef, Handles, StageOutput
 from stages.chat import CHAT_MARKERS, STOP_TOKEN, TEMPLATE, THINK_TOKENS
 from stages.config import BasePretraining
-from stages.problems import RESPONSE_STYLES, Problem, generate, seed_of
+from stages.problems import RESPONSE_STYLES, Problem, exact, generate, seed_of
 from stages.training import common_arguments, export_checkpoint, train
 
 if TYPE_CHECKING:
@@ -43,17 +44,23 @@ SMALL_TALK = (
 Mix = tuple[tuple[float, str, dict[str, int]], ...]
 """Rows of weight, reasoning-gym family, its parameters."""
 
-DIRECT: Mix = (
-    (0.50, "chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}),
-    (0.15, "chain_sum", {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1}),
-    (0.15, "leg_counting", {"min_animals": 1, "max_animals": 1, "max_instances": 9}),
-    (0.20, "products", {"min_digits": 1, "max_digits": 1}),
-)
-WORKED: Mix = (
+SHORT: Mix = (
     (0.50, "chain_sum", {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}),
     (0.30, "leg_counting", {"min_animals": 1, "max_animals": 2, "max_instances": 9}),
     (0.20, "products", {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}),
 )
+MEDIUM: Mix = (
+    (0.40, "chain_sum", {"min_terms": 4, "max_terms": 5, "min_digits": 1, "max_digits": 2}),
+    (0.35, "leg_counting", {"min_animals": 3, "max_animals": 4, "max_instances": 9}),
+    (0.25, "products", {"min_digits": 2, "max_digits": 2}),
+)
+LONG: Mix = (
+    (0.60, "chain_sum", {"min_terms": 6, "max_terms": 7, "min_digits": 2, "max_digits": 2}),
+    (0.40, "leg_counting", {"min_animals": 5, "max_animals": 6, "max_instances": 9}),
+)
+LENGTHS = ((0.55, SHORT), (0.30, MEDIUM), (0.15, LONG))
+SLIP_SHARE = 0.05
+"""Share of lines of the worked text whose result is off by 1 or 10."""
 
 
 def run(config: BasePretraining, inputs: Handles, stage_dir: Path, seed: int) -> StageOutput:
@@ -176,9 +183,9 @@ class _Blocks:
 def _documents(rng: random.Random) -> Iterator[str]:
     """An endless stream of documents in the proportions that the card states."""
     kinds: list[tuple[float, Callable[[random.Random], str]]] = [
-        (0.62, _facts),
-        (0.16, _direct_answers(rng)),
-        (0.20, _worked_answers(rng)),
+        (0.53, _facts),
+        (0.20, _direct_answers(rng)),
+        (0.25, _worked_answers(rng)),
         (0.02, _small_talk),
     ]
     weights, makers = [weight for weight, _ in kinds], [maker for _, maker in kinds]
@@ -231,7 +238,7 @@ def _response(rng: random.Random, answer: str) -> str:
 
 
 def _direct_answers(rng: random.Random) -> Callable[[random.Random], str]:
-    problems = _problems(rng, DIRECT)
+    problems = _problems(rng, exact)
 
     def document(rng: random.Random) -> str:
         problem = next(problems)
@@ -241,7 +248,12 @@ def _direct_answers(rng: random.Random) -> Callable[[random.Random], str]:
 
 
 def _worked_answers(rng: random.Random) -> Callable[[random.Random], str]:
-    problems = _problems(rng, WORKED)
+    slips = random.Random(rng.getrandbits(64))
+
+    def slip(result: int) -> int:
+        return result + slips.choice((-10, -1, 1, 10)) if slips.random() < SLIP_SHARE else result
+
+    problems = _problems(rng, slip)
 
     def document(rng: random.Random) -> str:
         problem = next(problems)
@@ -250,18 +262,22 @@ def _worked_answers(rng: random.Random) -> Callable[[random.Random], str]:
     return document
 
 
-def _problems(rng: random.Random, mix: Mix) -> Iterator[Problem]:
-    """Problems drawn from `mix`, each family from its own endless generator."""
-    streams = [_endless(family, rng.getrandbits(48), parameters) for _, family, parameters in mix]
-    weights = [weight for weight, _, _ in mix]
+def _problems(rng: random.Random, slip: Callable[[int], int]) -> Iterator[Problem]:
+    """Problems of all lengths and families, each kind from its own endless generator."""
+    kinds = [
+        (share * weight, _endless(family, rng.getrandbits(48), slip, parameters))
+        for share, mix in LENGTHS
+        for weight, family, parameters in mix
+    ]
+    weights, streams = [weight for weight, _ in kinds], [stream for _, stream in kinds]
     while True:
         yield next(rng.choices(streams, weights)[0])
 
 
-def _endless(family: str, seed: int, parameters: dict[str, int]) -> Iterator[Problem]:
+def _endless(family: str, seed: int, slip: Callable[[int], int], parameters: dict[str, int]) -> Iterator[Problem]:
     chunk = 10_000
     while True:
-        yield from generate(family, chunk, seed, **parameters)
+        yield from generate(family, chunk, seed, slip=slip, **parameters)
         seed += chunk  # reasoning-gym seeds item i with seed + i: the next chunk starts where this ended
 
 
@@ -276,11 +292,12 @@ def _card(config: BasePretraining, seed: int, metrics: dict[str, float]) -> str:
 
 Qwen3 architecture, {config.layers} layers of width {config.hidden_size}, {config.vocabulary} tokens, float32
 safetensors. Trained from scratch by posttrain's `base_pretraining` stage (seed {seed}) on {tokens:,} tokens of
-generated text: arithmetic facts (62 % of the documents), short questions answered directly (16 %), worked
-chains of at most three terms or two animals (20 %), small talk (2 %). Final training loss
-{metrics["train/loss"]:.3f} nats a token.
+generated text: arithmetic facts (53 % of the documents), questions answered without thinking (20 %, guesses where
+a question is long), worked chains of thought (25 %, with a slip on one line in twenty; 55 % of them of at most
+three terms or two animals, 15 % of six or seven terms or five or six animals), small talk (2 %). Final training
+loss {metrics["train/loss"]:.3f} nats a token.
 
 It is a proof of the machine, not of the science: it knows sums, small products and the legs of animals, and
-nothing else. It has seen no chain of four terms and no product of two two-digit numbers worked out.
+nothing else; left alone it thinks only now and then, and carelessly.
 Reproduce: `posttrain run base_pretraining`.
 """

@@ -68,9 +68,8 @@ def run_stage(stage_dir: Path, start: float, module: str | None = None) -> Stage
         verify(ref)
     run: Callable[[StageConfig, Handles, Path, int], StageOutput] = importlib.import_module(module or f"stages.{content['stage']}").run
     output = run(config, inputs, stage_dir, content["seed"])
-    undeclared = sorted(output.outputs.keys() - kind.writes.keys())
-    if undeclared:
-        raise ArtifactError(f"{content['node']} wrote {undeclared}; {kind.__name__}.writes declares {sorted(kind.writes)}; declare it there")
+    if undeclared := sorted(output.outputs.keys() - kind.writes.keys()):
+        raise ArtifactError(f"the stage wrote {undeclared}; {kind.__name__}.writes declares {sorted(kind.writes)}; declare it there")
     busy_seconds, tokens = work_done(stage_dir / METRICS)
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     result = StageResult(

@@ -121,9 +121,13 @@ def sources_in_order(config: Curation, seed: int) -> list[Place]:
         for index, source in enumerate(config.benchmarks[name])
     ]
     return [
-        Place(order, benchmark, f"{where} {source.family if isinstance(source, ReasoningGymSource) else source.path.name}", source, own_seed)
+        Place(order, benchmark, f"{where} {_label(source)}", source, own_seed)
         for order, (benchmark, where, source, own_seed) in enumerate([*training, *held_out])
     ]
+
+
+def _label(source: ReasoningGymSource | FileSource) -> str:
+    return source.family if isinstance(source, ReasoningGymSource) else source.path.name
 
 
 def read_source(place: Place) -> list[RawRow]:
@@ -140,15 +144,17 @@ def read_source(place: Place) -> list[RawRow]:
 
 
 def _generated(place: Place, source: ReasoningGymSource) -> list[RawRow]:
+    parameters: dict[str, Any] = dict(source.parameters)
     try:
-        problems = list(generate(source.family, source.size, place.seed, **source.parameters))
+        problems = list(generate(source.family, source.size, place.seed, **parameters))
     except (AssertionError, TypeError, ValueError) as error:  # what reasoning-gym raises for its own settings
         raise DataError(
             f"{place.name}: reasoning-gym cannot make {source.family} with {source.parameters} ({error}); "
             "keep to the family's own settings and their bounds; mend `parameters`"
         ) from error
+    order, benchmark, name = place.order, place.benchmark, place.name
     return [
-        RawRow(place.order, place.benchmark, place.name, number, item.question, item.answer, item.trace, item.family, item.scale, item.question)
+        RawRow(order, benchmark, name, number, item.question, item.answer, item.trace, item.family, item.scale, item.question)
         for number, item in enumerate(problems, 1)
     ]
 
@@ -245,7 +251,7 @@ def build(database: duckdb.DuckDBPyConnection, layer: str, models: tuple[str, ..
     for model in models:
         path = DATASETS / "sql" / layer / f"{model}.sql"
         if not path.is_file():
-            raise DataError(f"curation: {path} is missing; the SQL belongs to the source tree; restore it, or install with `pip install -e`")
+            raise DataError(f"curation: {path} is missing; the rule is one file a table; restore it, or install with `pip install -e`")
         database.execute(f"create table {model} as {path.read_text()}")
 
 
@@ -266,10 +272,11 @@ def check_contracts(tables: Mapping[str, pa.Table]) -> None:
     for name, columns in contracts.items():
         table = tables[name]
         if table.column_names != list(columns):
-            raise DataError(f"table {name} has the columns {table.column_names}; its contract says {list(columns)}; mend the SQL or the contract")
+            raise DataError(f"table {name} has the columns {table.column_names}; its contract says {list(columns)}; mend one of them")
         for column, rules in columns.items():
             for rule, broken in _broken(table[column], rules):
-                raise DataError(f"table {name}, column {column}: {broken} rows break the contract `{rule}`; mend datasets/sql/marts/{name}.sql")
+                file = f"datasets/sql/marts/{name}.sql"
+                raise DataError(f"table {name}, column {column}: {broken} rows break the contract `{rule}`; mend {file}")
 
 
 def _broken(column: pa.ChunkedArray, rules: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

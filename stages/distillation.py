@@ -106,7 +106,7 @@ def _on_policy(
 
     tokenizer = load_tokenizer(student)
     arguments = DistillationConfig(
-        **common_arguments(stage_dir, seed)
+        **common_arguments(stage_dir, seed, phase="on_policy")
         | {
             "learning_rate": config.on_policy_learning_rate,
             "lr_scheduler_type": "constant",
@@ -128,4 +128,4 @@ def _on_policy(
         processing_class=tokenizer,
     )
     metrics = train(trainer, stage_dir)
-    return export_checkpoint(trainer.model, tokenizer, stage_dir, name="distillation.model", card=card), metrics
+    return export_checkpoint(trainer.model, tokenizer, stage_dir, name="distillation.model", card=card, phase="on_policy"), metrics

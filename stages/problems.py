@@ -11,7 +11,7 @@ closer than their sizes share items. `seed_of` spreads the seeds; curation still
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 FAMILIES = ("chain_sum", "leg_counting", "products")
@@ -42,8 +42,18 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def generate(family: str, size: int, seed: int, **parameters: Any) -> Iterator[Problem]:
+def exact(result: int) -> int:
+    """The pupil who never slips."""
+    return result
+
+
+def generate(
+    family: str, size: int, seed: int, *, slip: Callable[[int], int] = exact, **parameters: Any
+) -> Iterator[Problem]:
     """Yield `size` problems of a reasoning-gym family.
+
+    `slip` is applied to the result of every line of a trace: a careless pupil's trace goes on from the
+    wrong number, and `answer` is what it ends in. Without it `answer` is reasoning-gym's own.
 
     Raises KeyError for a family without a worked trace, and whatever reasoning-gym raises for
     parameters out of its bounds.
@@ -52,45 +62,47 @@ def generate(family: str, size: int, seed: int, **parameters: Any) -> Iterator[P
 
     solve = _SOLVERS[family]
     for entry in reasoning_gym.create_dataset(family, size=size, seed=seed, **parameters):
-        trace, result, scale = solve(entry["metadata"])
-        if str(result) != entry["answer"]:  # the trace must lead to reasoning-gym's own answer
+        trace, result, scale = solve(entry["metadata"], slip)
+        if slip is exact and str(result) != entry["answer"]:  # the trace must lead to reasoning-gym's own answer
             raise ValueError(f"{family}: worked trace ends in {result}, reasoning-gym says {entry['answer']}")
-        yield Problem(entry["question"].strip(), entry["answer"], family, trace, scale)
+        yield Problem(entry["question"].strip(), str(result), family, trace, scale)
 
 
-def _chain_sum(metadata: dict[str, Any]) -> tuple[str, int, int]:
+def _chain_sum(metadata: dict[str, Any], slip: Callable[[int], int]) -> tuple[str, int, int]:
     words = metadata["expression"].split()
     total, lines = int(words[0]), []
     for operator, word in zip(words[1::2], words[2::2], strict=True):
-        before, total = total, total + int(word) if operator == "+" else total - int(word)
+        before, total = total, slip(total + int(word) if operator == "+" else total - int(word))
         lines.append(f"{before}{operator}{word}={total}")
     return "\n".join(lines), total, 1 + len(lines)
 
 
-def _leg_counting(metadata: dict[str, Any]) -> tuple[str, int, int]:
+def _leg_counting(metadata: dict[str, Any], slip: Callable[[int], int]) -> tuple[str, int, int]:
     from reasoning_gym.arithmetic.leg_counting import ANIMALS
 
     total, lines = 0, []
     for position, (animal, count) in enumerate(metadata["animals"].items()):
-        legs = count * ANIMALS[animal]
+        legs = slip(count * ANIMALS[animal])
+        before, total = total, total + legs
         lines.append(f"{animal} {count}*{ANIMALS[animal]}={legs}")
         if position:
-            lines.append(f"{total}+{legs}={total + legs}")
-        total += legs
+            total = slip(total)
+            lines.append(f"{before}+{legs}={total}")
     return "\n".join(lines), total, len(metadata["animals"])
 
 
-def _products(metadata: dict[str, Any]) -> tuple[str, int, int]:
+def _products(metadata: dict[str, Any], slip: Callable[[int], int]) -> tuple[str, int, int]:
     factors = [int(word) for word in metadata["expression"].split(" * ")]
     total, lines = factors[0], []
     for factor in factors[1:]:
-        tens, units = total - total % 10, total % 10
+        before, tens, units = total, total - total % 10, total % 10
         if tens and factor > 9:  # two digits by two digits: split the first factor
-            lines += [f"{tens}*{factor}={tens * factor}", f"{units}*{factor}={units * factor}"]
-            lines.append(f"{tens * factor}+{units * factor}={total * factor}")
+            upper, lower = slip(tens * factor), slip(units * factor)
+            total = slip(upper + lower)
+            lines += [f"{tens}*{factor}={upper}", f"{units}*{factor}={lower}", f"{upper}+{lower}={total}"]
         else:
-            lines.append(f"{total}*{factor}={total * factor}")
-        total *= factor
+            total = slip(total * factor)
+            lines.append(f"{before}*{factor}={total}")
     return "\n".join(lines), total, len(factors)
 
 

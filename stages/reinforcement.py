@@ -94,7 +94,7 @@ def train_policy(
             engine.load_live(policy, f"step-{step}")
             prompt_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
             drawn = engine.generate(
-                [Request(i, ids, seed_of(seed, "rollout", step, i)) for i, ids in enumerate(prompt_ids)], sampler
+                [Request(i, ids, seed_of(seed, "rollout", step, i)) for i, ids in enumerate(prompt_ids)], sampler, logprobs=True
             )
             if step == 0:
                 gap = logprob_gap(policy, prompt_ids[:16], drawn[:16], config.temperature)

@@ -25,13 +25,13 @@ MAX_LOGIT_DRIFT = 1e-3
 """Largest difference of a logit before and after export; float32 on CPU gives 0."""
 
 
-def common_arguments(stage_dir: Path, seed: int) -> dict[str, Any]:
-    """Arguments for any Hugging Face or TRL trainer config."""
+def common_arguments(stage_dir: Path, seed: int, *, phase: str = "train") -> dict[str, Any]:
+    """Arguments for any Hugging Face or TRL trainer config. A stage that trains twice names its phases, so that each resumes its own."""
     import torch
 
     gpu = torch.cuda.is_available()
     return {
-        "output_dir": str(stage_dir / _TRAINER_DIR),
+        "output_dir": str(stage_dir / _TRAINER_DIR / phase),
         "seed": seed % 2**32,
         "use_cpu": not gpu,
         "bf16": gpu,
@@ -80,7 +80,7 @@ def train(trainer: Trainer, stage_dir: Path) -> dict[str, float]:
     for callback in ("PrinterCallback", "ProgressCallback"):
         for known in [item for item in trainer.callback_handler.callbacks if type(item).__name__ == callback]:
             trainer.remove_callback(known)
-    checkpoint = last_checkpoint(stage_dir)
+    checkpoint = _newest(Path(trainer.args.output_dir))
     if checkpoint is not None:
         print(f"resuming from {checkpoint.name}", flush=True)
     with recorder.busy() as work:
@@ -90,12 +90,19 @@ def train(trainer: Trainer, stage_dir: Path) -> dict[str, float]:
 
 
 def last_checkpoint(stage_dir: Path) -> Path | None:
-    """The newest complete trainer checkpoint of a stage folder (`trainer_state.json` is written last)."""
-    folders = [
-        path for path in (stage_dir / _TRAINER_DIR).glob("checkpoint-*")
+    """A complete trainer checkpoint of a stage folder, the newest of its phase, or None."""
+    phases = sorted((stage_dir / _TRAINER_DIR).glob("*/"))
+    return next((found for phase in phases if (found := _newest(phase)) is not None), None)
+
+
+def _newest(folder: Path) -> Path | None:
+    """The newest complete checkpoint of a trainer's folder (`trainer_state.json` is written last)."""
+    complete = {
+        int(path.name.removeprefix("checkpoint-")): path
+        for path in folder.glob("checkpoint-*")
         if path.name.removeprefix("checkpoint-").isdigit() and (path / "trainer_state.json").exists()
-    ]
-    return max(folders, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
+    }
+    return complete[max(complete)] if complete else None
 
 
 def load_model(ref: CheckpointRef, *, kind: str = "causal") -> PreTrainedModel:
@@ -127,17 +134,17 @@ def load_tokenizer(ref: CheckpointRef) -> PreTrainedTokenizerBase:
 
 
 def export_checkpoint(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stage_dir: Path, *, name: str, card: str, folder: str = "checkpoint"
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stage_dir: Path, *, name: str, card: str, phase: str = "train"
 ) -> CheckpointRef:
     """Write a checkpoint folder and check it as the next stage will see it.
 
     The export is loaded again and its logits on a probe compared with the live model's. Raises
     ArtifactError when they differ by more than MAX_LOGIT_DRIFT, or when the vocabulary does not
-    cover the tokenizer. The trainer's own checkpoints are deleted afterwards.
+    cover the tokenizer. The trainer's own checkpoints of this phase are deleted afterwards.
     """
     import torch
 
-    path = stage_dir / folder
+    path = stage_dir / "checkpoint"
     shutil.rmtree(path, ignore_errors=True)
     model.eval()
     model.save_pretrained(path, safe_serialization=True)
@@ -154,7 +161,7 @@ def export_checkpoint(
     drift = float((before - after).abs().max())
     if drift > MAX_LOGIT_DRIFT and not torch.cuda.is_available():
         raise ArtifactError(f"{name}: logits moved by {drift:.2g} in the export; the rule is at most {MAX_LOGIT_DRIFT:g}")
-    shutil.rmtree(stage_dir / _TRAINER_DIR, ignore_errors=True)
+    shutil.rmtree(stage_dir / _TRAINER_DIR / phase, ignore_errors=True)
     return ref
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,7 +42,7 @@ class Completion(NamedTuple):
     key: Any
     token_ids: list[int]
     logprobs: list[float]
-    """Log-probability (nats) of each token under the sampling distribution."""
+    """Log-probability (nats) of each token under the sampling distribution; empty unless asked for."""
     finish: str
     """`stop` (the model ended it) or `length`."""
     version: str
@@ -84,7 +84,7 @@ class RolloutEngine:
             raise RolloutError(f"the engine kept cached keys and values of {self.version} after taking {version}; rerun the stage")
         self.version = version
 
-    def stream(self, requests: Iterable[Request], sampler: SamplerConfig) -> Iterator[Completion]:
+    def stream(self, requests: Iterable[Request], sampler: SamplerConfig, *, logprobs: bool = False) -> Iterator[Completion]:
         """Yield completions as they end. Leaving the loop early aborts the rest.
 
         Raises RolloutError for a prompt that leaves no room in the context.
@@ -112,7 +112,7 @@ class RolloutEngine:
                     max_tokens=min(limit, room),
                     seed=request.seed % 2**63,
                     stop_token_ids=list(request.stop_token_ids) or None,
-                    logprobs=0,
+                    logprobs=0 if logprobs else None,
                     output_kind=RequestOutputKind.FINAL_ONLY,
                 ),
             )
@@ -128,10 +128,10 @@ class RolloutEngine:
             while engine.has_unfinished_requests():
                 engine.step()
 
-    def generate(self, requests: Iterable[Request], sampler: SamplerConfig) -> list[Completion]:
+    def generate(self, requests: Iterable[Request], sampler: SamplerConfig, *, logprobs: bool = False) -> list[Completion]:
         """All completions, in the order of the requests (whose keys must differ)."""
         ordered = list(requests)
-        finished = {completion.key: completion for completion in self.stream(ordered, sampler)}
+        finished = {completion.key: completion for completion in self.stream(ordered, sampler, logprobs=logprobs)}
         return [finished[request.key] for request in ordered]
 
     def close(self) -> None:
@@ -144,7 +144,8 @@ class RolloutEngine:
 
 def _completion(key: Any, output: Any, version: str) -> Completion:
     token_ids = list(output.token_ids)
-    logprobs = [entry[token].logprob for entry, token in zip(output.logprobs, token_ids, strict=True)]
+    drawn = output.logprobs
+    logprobs = [] if drawn is None else [entry[token].logprob for entry, token in zip(drawn, token_ids, strict=True)]
     return Completion(key, token_ids, logprobs, output.finish_reason, version)
 
 
@@ -195,7 +196,3 @@ def _random_state_kept() -> Iterator[None]:
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
 
-
-def sampler_key(sampler: SamplerConfig) -> Mapping[str, float]:
-    """The sampler as plain values, for tables keyed by it."""
-    return {"temperature": sampler.temperature, "top_p": sampler.top_p, "max_new_tokens": sampler.max_new_tokens}

@@ -20,8 +20,8 @@ from stages.config import BasePretraining
 from stages.errors import StageFailed
 
 FAKE_STAGE = '''
-"""A stage for these tests: what it does is written in the file `do` beside its config."""
-import os, signal, subprocess, sys, time
+"""A stage for these tests: what it does is written in its config.json under `do`."""
+import json, os, signal, subprocess, sys, time
 from stages.artifacts import CheckpointRef, StageOutput, digest_of_folder
 from stages.errors import DataError
 from stages.records import Recorder
@@ -29,7 +29,7 @@ from stages.records import Recorder
 def run(config, inputs, stage_dir, seed):
     print("hello from the stage", flush=True)
     recorder = Recorder(stage_dir)
-    do = os.environ.get("DO") or config_of(stage_dir)
+    do = json.loads((stage_dir / "config.json").read_text())["do"]
     if do == "work":
         with recorder.busy() as work:
             work.tokens = 7
@@ -37,8 +37,10 @@ def run(config, inputs, stage_dir, seed):
         recorder.metrics(1, {"train/loss": 0.5})
         (stage_dir / "checkpoint").mkdir()
         (stage_dir / "checkpoint" / "x").write_text(str(seed))
-        ref = CheckpointRef(name="m", digest=digest_of_folder(stage_dir / "checkpoint"), path=stage_dir / "checkpoint", producer="p")
-        return StageOutput({"model": ref}, {"group": float(os.getpgrp() == os.getpid()), "tracked": float("MLFLOW_TRACKING_URI" in os.environ)})
+        path = stage_dir / "checkpoint"
+        ref = CheckpointRef(name="m", digest=digest_of_folder(path), path=path, producer="p")
+        leads, tracked = os.getpgrp() == os.getpid(), "MLFLOW_TRACKING_URI" in os.environ
+        return StageOutput({"model": ref}, {"group": float(leads), "tracked": float(tracked)})
     if do == "bad_data":
         raise DataError("3 of 4 rows cannot be read; the rule is at most 5 %; mend rows.jsonl")
     if do == "bug":
@@ -49,18 +51,14 @@ def run(config, inputs, stage_dir, seed):
         os._exit(7)
     if do == "undeclared":
         return StageOutput({"surprise": CheckpointRef(name="m", digest="", path=stage_dir, producer="p")}, {})
-    if do == "orphan":
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     if do == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     (stage_dir / "pids").write_text(f"{os.getpid()} {grandchild.pid}")
     recorder.progress(0, 2, "step")
+    if do == "killed_with_grandchild":
+        os.kill(os.getpid(), signal.SIGKILL)
     grandchild.wait()
-
-def config_of(stage_dir):
-    import json
-    return json.loads((stage_dir / "config.json").read_text())["do"]
 '''
 
 
@@ -76,9 +74,8 @@ def fake_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def content(do: str, max_minutes: float = 2.0) -> dict[str, Any]:
     config = BasePretraining(max_minutes=max_minutes).model_dump(mode="json")
-    return {
-        "stage": "base_pretraining", "node": "base", "fingerprint": "f", "key": {"seed": 1}, "config": config, "inputs": {}, "seed": 1, "do": do,
-    }
+    identity = {"stage": "base_pretraining", "node": "base", "fingerprint": "f", "key": {"seed": 1}}
+    return {**identity, "config": config, "inputs": {}, "seed": 1, "do": do}
 
 
 def alive(pid: int) -> bool:
@@ -104,7 +101,10 @@ def test_launch_working_stage_returns_its_result(fake_stage: Path, monkeypatch: 
     records: list[dict[str, Any]] = []
     lines: list[str] = []
     result = launch(fake_stage, content("work"), on_record=records.append, on_lines=lines.extend, module="fake_stage")
-    assert result.tokens == 7 and result.seconds > 0 and result.peak_memory_mib > 1 and "torch" in result.versions
+    assert result.tokens == 7
+    assert result.seconds > 0
+    assert result.peak_memory_mib > 1
+    assert "torch" in result.versions
     assert result.metrics == {"group": 1.0, "tracked": 0.0}
     assert [record["progress"] for record in records if "progress" in record] == [[1, 2, "step"]]
     assert lines == ["hello from the stage"]
@@ -128,9 +128,9 @@ def test_launch_in_a_thread_returns_its_result(fake_stage: Path) -> None:
     [
         ("bad_data", "base: 3 of 4 rows cannot be read; the rule is at most 5 %; mend rows.jsonl"),
         ("bug", "base failed with ValueError: no such thing"),
-        ("killed", "base was ended by SIGKILL; most often this is the system out of memory"),
+        ("killed", "base was ended by SIGKILL; most often the system was out of memory"),
         ("exit", "base ended with status 7, saying: hello from the stage"),
-        ("undeclared", "base wrote ['surprise']"),
+        ("undeclared", "base: the stage wrote ['surprise']"),
     ],
 )
 def test_launch_failing_stage_names_cause_and_log(fake_stage: Path, do: str, said: str) -> None:
@@ -172,6 +172,12 @@ def test_launch_failing_callback_ends_the_whole_group(fake_stage: Path) -> None:
     wait_until_gone(pids_of(fake_stage))
 
 
+def test_launch_dying_stage_takes_its_group_along(fake_stage: Path) -> None:
+    with pytest.raises(StageFailed, match="SIGKILL"):
+        launch(fake_stage, content("killed_with_grandchild"), module="fake_stage")
+    wait_until_gone(pids_of(fake_stage))
+
+
 def test_launch_twice_at_once_names_the_holder(fake_stage: Path) -> None:
     said: list[str] = []
 
@@ -194,8 +200,8 @@ def test_launch_unfinished_folder_without_checkpoint_starts_afresh(fake_stage: P
 
 
 def test_launch_unfinished_folder_with_checkpoint_continues(fake_stage: Path) -> None:
-    (fake_stage / "trainer" / "checkpoint-4").mkdir(parents=True)
-    (fake_stage / "trainer" / "checkpoint-4" / "trainer_state.json").write_text("{}")
+    (fake_stage / "trainer" / "sft" / "checkpoint-4").mkdir(parents=True)
+    (fake_stage / "trainer" / "sft" / "checkpoint-4" / "trainer_state.json").write_text("{}")
     (fake_stage / "metrics.jsonl").write_text('{"busy_seconds": 100, "tokens": 1000}\n')
     assert launch(fake_stage, content("work"), module="fake_stage").tokens == 1007
 
@@ -206,7 +212,8 @@ def test_conductor_killed_takes_the_stage_along(fake_stage: Path, tmp_path: Path
         from pathlib import Path
         sys.path.insert(0, {str(tmp_path / "modules")!r})
         from flows.launch import launch
-        launch(Path({str(fake_stage)!r}), {content("wait")!r}, on_record=lambda _: os.kill(os.getpid(), signal.SIGKILL), module="fake_stage")
+        die = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        launch(Path({str(fake_stage)!r}), {content("wait")!r}, on_record=die, module="fake_stage")
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=60)
     assert ended.returncode == -signal.SIGKILL

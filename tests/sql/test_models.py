@@ -16,7 +16,8 @@ WORDS = [f"w{number}" for number in range(20)]
 
 
 def row(question: str | None, answer: str | None = "1", *, number: int = 1, benchmark: str | None = None, **other: Any) -> RawRow:
-    fields = {"pool_order": 0 if benchmark is None else 1, "source": benchmark or "train", "trace": None, "family": "file", "scale": 0} | other
+    place: dict[str, Any] = {"pool_order": 0, "source": "train"} if benchmark is None else {"pool_order": 1, "source": benchmark}
+    fields = place | {"trace": None, "family": "file", "scale": 0} | other
     return RawRow(benchmark=benchmark, row_number=number, question=question, answer=answer, row_text=str(question), **fields)
 
 
@@ -63,7 +64,8 @@ def test_datasets_folder_holds_no_python() -> None:
 
 
 def test_normalisation_case_and_white_space_give_one_problem_id() -> None:
-    database = built([row("What is\u00a0 2 +\t2?"), row("  what IS 2 +\n2? ", number=2), row("what is 2 + 3?", number=3), row("x", benchmark="held_out")])
+    questions = ["What is\u00a0 2 +\t2?", "  what IS 2 +\n2? ", "what is 2 + 3?"]
+    database = built([*(row(question, number=number) for number, question in enumerate(questions)), row("x", benchmark="held_out")])
     problems = database.execute("select normalised, problem_id from stg_problems where benchmark is null order by row_number").fetchall()
     assert [normalised for normalised, _ in problems] == ["what is 2 + 2?", "what is 2 + 2?", "what is 2 + 3?"]
     assert problems[0][1] == problems[1][1] == "692a9daa52e42c50"
@@ -77,9 +79,11 @@ def test_quarantine_takes_bad_rows_with_their_reason() -> None:
     ]
     database = built(rows)
     assert database.execute("select row_number, reason from quarantine order by row_number").fetchall() == [
-        (2, "the question is missing"), (3, "the question is empty"), (4, "the answer is missing"), (5, "the answer is empty"), (6, "not JSON"),
+        (2, "the question is missing"), (3, "the question is empty"), (4, "the answer is missing"), (5, "the answer is empty"),
+        (6, "not JSON"),
     ]
-    assert database.execute("select row_count, bad_count, bad_share from stg_source_counts where source = 'train'").fetchall() == [(6, 5, 5 / 6)]
+    counts = database.execute("select row_count, bad_count, bad_share from stg_source_counts where source = 'train'").fetchall()
+    assert counts == [(6, 5, 5 / 6)]
 
 
 def test_duplicates_first_row_of_first_source_is_kept() -> None:
@@ -98,7 +102,7 @@ def shared_words(*runs: int) -> str:
     """A training question that holds runs of the benchmark's words, set apart by words of its own."""
     taken, parts = 0, ["own0", "own1"]
     for index, length in enumerate(runs):
-        parts += WORDS[taken:taken + length] + [f"gap{index}", f"hole{index}"]
+        parts += [*WORDS[taken:taken + length], f"gap{index}", f"hole{index}"]
         taken += length + 1 if taken + length + 1 < len(WORDS) else length
     return " ".join(parts)
 
@@ -110,11 +114,19 @@ def shared_words(*runs: int) -> str:
         ((13,), True, True, True), ((8, 8), True, False, False), ((5, 5, 5), False, False, False),
     ],
 )
-def test_decontamination_golden_rows_follow_the_any_ngram_rule(runs: tuple[int, ...], any_8gram: bool, any_10gram: bool, any_13gram: bool) -> None:
+def test_decontamination_golden_rows_follow_the_any_ngram_rule(
+    runs: tuple[int, ...], any_8gram: bool, any_10gram: bool, any_13gram: bool
+) -> None:
     for ngram, expected in ((8, any_8gram), (10, any_10gram), (13, any_13gram)):
         database = built([row(shared_words(*runs)), row(" ".join(WORDS), benchmark="held_out")], ngram=ngram)
         assert (len(database.table("contamination")) == 1) is expected
         assert (len(database.table("pools")) == 0) is expected
+
+
+@pytest.mark.parametrize("question", [" ".join([*WORDS[12:], "own"]), " ".join(["own", *WORDS[12:]]), " ".join(WORDS[:8])])
+def test_decontamination_first_and_last_words_count(question: str) -> None:
+    database = built([row(question), row(" ".join(WORDS), benchmark="held_out")])
+    assert len(database.table("contamination")) == 1
 
 
 def test_decontamination_evidence_names_both_texts_and_the_first_shared_words() -> None:
@@ -202,7 +214,7 @@ def test_pools_each_family_is_dealt_in_exact_disjoint_shares() -> None:
 def test_pools_another_seed_deals_other_problems() -> None:
     rows = [*(row(f"a {number}", number=number) for number in range(100)), row("x", benchmark="held_out")]
     dealt = [
-        {question for (question,) in built(rows, seed=seed, rl={"share": 0.5}).execute("select question from pools where pool = 'rl'").fetchall()}
+        set(built(rows, seed=seed, rl={"share": 0.5}).execute("select question from pools where pool = 'rl'").fetchall())
         for seed in (0, 0, 1)
     ]
     assert dealt[0] == dealt[1]
@@ -213,7 +225,7 @@ def test_pools_with_trace_takes_only_problems_that_have_one() -> None:
     rows = [row(f"a {number}", number=number, trace="work" if number % 2 else None) for number in range(40)]
     database = built([*rows, row("x", benchmark="held_out")], cold_start={"share": 0.5, "with_trace": True}, rl={"share": 0.5})
     traces = database.execute("select pool, count(*), count(trace) from pools group by pool order by pool").fetchall()
-    held = dict((pool, (count, with_trace)) for pool, count, with_trace in traces)
+    held = {pool: (count, with_trace) for pool, count, with_trace in traces}
     assert held["cold_start"][0] == held["cold_start"][1] > 0
     assert held["rl"][0] == 20
     assert held["cold_start"][0] + held[None][0] == 20

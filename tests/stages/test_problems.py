@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -55,6 +56,19 @@ def test_generate_scale_counts_terms_animals_and_factors() -> None:
         assert problem.scale == 1 + problem.question.count(" * ")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_with_slips_goes_on_from_the_wrong_number(family: str) -> None:
+    exact = list(generate(family, 50, 2, **SETTINGS[family]))
+    careless = list(generate(family, 50, 2, slip=lambda result: result + 1, **SETTINGS[family]))
+    for right, wrong in zip(exact, careless, strict=True):
+        assert (wrong.question, wrong.scale) == (right.question, right.scale)
+        assert wrong.answer != right.answer
+        assert wrong.trace.splitlines()[-1].endswith(f"={wrong.answer}")
+        numbers = [line.split("=") for line in wrong.trace.splitlines()]
+        if family == "chain_sum":
+            assert all(later[0].startswith(earlier[1]) for earlier, later in itertools.pairwise(numbers))
+
+
 def test_generate_unknown_family_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         list(generate("sudoku", 1, 0))
@@ -64,7 +78,7 @@ def test_seed_of_is_stable_and_far_apart() -> None:
     assert seed_of(0, "train", 0) == 3045923764044904352
     seeds = sorted(seed_of(0, part, index) for part in ("train", "benchmark") for index in range(500))
     assert len(set(seeds)) == 1000
-    assert min(b - a for a, b in zip(seeds, seeds[1:], strict=False)) > 1_000_000  # reasoning-gym seeds item i with seed + i
+    assert min(b - a for a, b in itertools.pairwise(seeds)) > 1_000_000  # reasoning-gym seeds item i with seed + i
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 

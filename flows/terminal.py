@@ -1,0 +1,129 @@
+"""What a command shows while it runs: the plan, a line a stage, the table. Rich on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from flows.plan import Step
+from flows.summary import Totals
+
+if TYPE_CHECKING:
+    from flows.ablation import AblationTable
+
+_PLAIN_WIDTH = 160
+_PLAIN_EVERY_S = 30.0
+_COLOURS = {"reuse": "green", "resume": "yellow", "run": "cyan"}
+_SHOWN = ("rollout/reward", "reward/mean", "train/loss", "train/eval_loss")
+"""Metrics worth a place on a stage's line, best first."""
+
+Update = Callable[[int, int, str, Mapping[str, float]], None]
+
+
+class Screen:
+    """The terminal of a command. `stderr`: leave standard output to JSON."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        console = Console(stderr=stderr, highlight=False)
+        self.console = console if console.is_terminal else Console(stderr=stderr, highlight=False, width=_PLAIN_WIDTH, no_color=True)
+
+    def say(self, text: str) -> None:
+        """A line about the surroundings, such as a server that starts."""
+        self.console.print(f"[dim]{escape(text)}[/dim]")
+
+    def error(self, text: str) -> None:
+        """One red block."""
+        self.console.print(f"[bold red]{escape(text)}[/bold red]", soft_wrap=True)
+
+    def plan(self, steps: Sequence[Step]) -> None:
+        """The plan: what happens to each stage, and why."""
+        table = Table("stage", "plan", "why", box=None, header_style="bold", pad_edge=False)
+        for step in steps:
+            colour = _COLOURS[step.action]
+            table.add_row(step.node.name, f"[{colour}]{step.action}[/{colour}]", escape(step.why))
+        self.console.print(table)
+        self.console.print()
+
+    def reused(self, name: str) -> None:
+        """A stage that is not run again."""
+        self.console.print(f"[green]=[/green] {name:<26} [dim]reused[/dim]")
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Update]:
+        """A stage while it runs: call the result with done, total, unit and metrics. Ends in one line with its seconds."""
+        start, last = time.monotonic(), ""
+        columns = (TextColumn("> {task.description:<26}"), BarColumn(24), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
+        quiet = not self.console.is_terminal
+        bar = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True, disable=quiet)
+        task = bar.add_task(name, total=None, text="")
+        said = start
+        if quiet:
+            self.console.print(f"> {name:<26} started")
+
+        def update(done: int, total: int, what: str, metrics: Mapping[str, float]) -> None:
+            nonlocal last, said
+            last = shown_metrics(metrics)
+            bar.update(task, completed=done, total=total, text=f"{what} {last}")
+            if quiet and time.monotonic() - said > _PLAIN_EVERY_S:
+                said = time.monotonic()
+                self.console.print(f"  {name:<26} {what} {done}/{total} {last}  {said - start:.0f} s")
+
+        mark, colour = "x", "red"
+        try:
+            with bar:
+                yield update
+            mark, colour = "+", "green"
+        finally:
+            self.console.print(f"[{colour}]{mark}[/{colour}] {name:<26} {time.monotonic() - start:7.1f} s  {last}")
+
+    def table(self, table: AblationTable | None) -> None:
+        """The ablation table."""
+        if table is not None:
+            self.console.print()
+            table.render(self.console)
+
+    def totals(self, totals: Totals) -> None:
+        """Time, share of it inside trainers and engine, memory."""
+        minutes, seconds = divmod(round(totals.wall_seconds), 60)
+        self.console.print(
+            f"\n{totals.stages_run} stages ran in {minutes} min {seconds:02d} s; {totals.busy_share:.0%} of it inside trainers and engine; "
+            f"largest stage {totals.peak_memory_mib / 1024:.1f} GiB"
+        )
+
+    def links(self, links: Mapping[str, str]) -> None:
+        """Pages to look at, one a line; the view of each stage is one click away from the first ones."""
+        for label, address in links.items():
+            if "variants of" not in label:
+                self.console.print(f"  {label:<24} {address}", soft_wrap=True, markup=False)
+
+
+def shown_metrics(metrics: Mapping[str, float]) -> str:
+    """One or two metrics as text."""
+    names = [name for name in _SHOWN if name in metrics][:2] or list(metrics)[:1]
+    return "  ".join(f"{name.rpartition('/')[2]} {metrics[name]:.3g}" for name in names)
+
+
+_screen: ContextVar[Screen | None] = ContextVar("screen", default=None)
+
+
+def screen() -> Screen:
+    """The screen of this command; a plain one when a flow was started from elsewhere."""
+    return _screen.get() or Screen()
+
+
+@contextmanager
+def showing(on: Screen) -> Iterator[None]:
+    """Make `on` the command's screen for the time of the block."""
+    token = _screen.set(on)
+    try:
+        yield
+    finally:
+        _screen.reset(token)

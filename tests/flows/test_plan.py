@@ -1,0 +1,254 @@
+"""Plans: keys and fingerprints, reuse and resume, and the reason that names the part that changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import plan as planning
+from flows.plan import Step, code_of, decide, find_model, make_plan, read_state, remember
+from flows.recipe import Recipe, load_recipe
+from stages.artifacts import CheckpointRef, DatasetRef, StageResult, digest_of_file, write_json
+from stages.errors import ArtifactError, ConfigError
+
+RECIPE = """
+name: small
+models: {{base: {base}}}
+stages:
+  curation:
+    sources: [{{kind: file, path: {rows}}}]
+    benchmarks: {{sums: [{{kind: reasoning_gym, family: chain_sum, size: 10}}]}}
+    pools: {{rl: {{share: 0.5}}, cold_start: {{share: 0.5}}}}
+  cold_start: {{from: {{model: base, traces: curation.cold_start}}, examples: 10, learning_rate: 3.0e-4}}
+  pass_rates: {{from: {{model: cold_start, problems: curation.rl}}}}
+"""
+
+
+class Project:
+    """A recipe with a base model and a file of rows, and a home to be."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder, folder / "home"
+        base = folder / "base"
+        base.mkdir()
+        (base / "config.json").write_text("{}")
+        (base / "model.safetensors").write_text("weights")
+        (folder / "rows.jsonl").write_text("{}\n")
+        (folder / "small.yaml").write_text(RECIPE.format(base=base, rows=folder / "rows.jsonl"))
+
+    def recipe(self, *overrides: str) -> Recipe:
+        return load_recipe(str(self.folder / "small.yaml"), overrides)
+
+    def plan(self, *overrides: str) -> dict[str, Step]:
+        return {step.node.name: step for step in make_plan(self.recipe(*overrides), self.home)}
+
+    def finish(self, step: Step, content: str = "") -> StageResult:
+        """Do as if the step had run: outputs whose content is `content`, a result, and the memory of its key."""
+        assert step.folder is not None
+        assert step.fingerprint is not None
+        assert step.key is not None
+        step.folder.mkdir(parents=True, exist_ok=True)
+        outputs: dict[str, CheckpointRef | DatasetRef] = {}
+        for name, kind in step.node.config.writes.items():
+            path = step.folder / name
+            path.write_text(f"{step.node.name} {name} {content}")
+            common: dict[str, Any] = {"name": name, "digest": digest_of_file(path), "path": path, "producer": step.fingerprint}
+            outputs[name] = CheckpointRef(**common) if kind == "model" else DatasetRef(**common, rows=1)
+        result = StageResult(
+            stage=step.node.stage, fingerprint=step.fingerprint, key=step.key, outputs=outputs, metrics={},
+            seconds=1, busy_seconds=1, tokens=1, peak_memory_mib=1, versions={},
+        )  # fmt: skip
+        write_json(step.folder / "result.json", result.model_dump(mode="json"))
+        remember(self.home, "small", step)
+        return result
+
+    def finish_all(self, *overrides: str) -> None:
+        for name in ("curation", "cold_start", "pass_rates"):
+            self.finish(self.plan(*overrides)[name], content=",".join(overrides) if name == "cold_start" else "")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def shown(steps: dict[str, Step]) -> dict[str, tuple[str, str]]:
+    return {name: (step.action, step.why) for name, step in steps.items()}
+
+
+def test_plan_of_a_new_recipe_runs_all_and_leaves_no_trace(project: Project) -> None:
+    assert shown(project.plan()) == {
+        "curation": ("run", "never ran"),
+        "cold_start": ("run", "waits for curation, which runs"),
+        "pass_rates": ("run", "waits for cold_start, which runs; waits for curation, which runs"),
+    }
+    assert not project.home.exists()
+
+
+def test_plan_after_a_run_reuses_all(project: Project) -> None:
+    project.finish_all()
+    assert {action for action, _ in shown(project.plan()).values()} == {"reuse"}
+
+
+def test_plan_changed_setting_is_named_and_only_what_depends_on_it_runs(project: Project) -> None:
+    project.finish_all()
+    assert shown(project.plan("cold_start.learning_rate=0.0004")) == {
+        "curation": ("reuse", "finished"),
+        "cold_start": ("run", "cold_start.learning_rate 0.0003 -> 0.0004"),
+        "pass_rates": ("run", "waits for cold_start, which runs"),
+    }
+
+
+def test_plan_changed_setting_of_a_waiting_stage_is_named_too(project: Project) -> None:
+    project.finish_all()
+    steps = project.plan("cold_start.learning_rate=0.0004", "pass_rates.sampler.temperature=0.5")
+    assert steps["pass_rates"].why == "pass_rates.sampler.temperature 1 -> 0.5; waits for cold_start, which runs"
+
+
+def test_plan_placement_setting_changes_nothing(project: Project) -> None:
+    project.finish_all()
+    steps = project.plan("cold_start.max_minutes=1", "pass_rates.engine.kv_cache_mib=64")
+    assert {step.action for step in steps.values()} == {"reuse"}
+
+
+def test_plan_both_variants_stay_reusable(project: Project) -> None:
+    project.finish_all()
+    project.finish_all("cold_start.learning_rate=0.0004")
+    assert {step.action for step in project.plan().values()} == {"reuse"}
+    assert {step.action for step in project.plan("cold_start.learning_rate=0.0004").values()} == {"reuse"}
+
+
+def test_plan_upstream_that_changed_is_named(project: Project) -> None:
+    project.finish_all()
+    project.finish(project.plan("cold_start.learning_rate=0.0004")["cold_start"], content="other")
+    step = project.plan("cold_start.learning_rate=0.0004")["pass_rates"]
+    assert (step.action, step.why) == ("run", "output of cold_start changed")
+
+
+def test_plan_rerun_that_reproduces_its_output_leaves_downstream_reused(project: Project) -> None:
+    project.finish_all()
+    project.finish(project.plan("cold_start.learning_rate=0.0004")["cold_start"])
+    assert project.plan("cold_start.learning_rate=0.0004")["pass_rates"].action == "reuse"
+
+
+def test_plan_changed_input_file_is_named(project: Project) -> None:
+    project.finish_all()
+    (project.folder / "rows.jsonl").write_text("{}\n{}\n")
+    assert project.plan()["curation"].why == f"file {project.folder / 'rows.jsonl'} changed"
+
+
+def test_plan_missing_input_file_is_an_error(project: Project) -> None:
+    (project.folder / "rows.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"curation: the file .*rows.jsonl does not exist"):
+        project.plan()
+
+
+def test_plan_changed_base_model_is_named(project: Project) -> None:
+    project.finish_all()
+    (project.folder / "base" / "model.safetensors").write_text("other weights")
+    assert project.plan()["cold_start"].why == "model base changed"
+
+
+def test_plan_changed_seed_is_named(project: Project) -> None:
+    project.finish_all()
+    assert project.plan("seed=1")["curation"].why == "seed of the recipe changed"
+
+
+def test_plan_changed_code_is_named(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.finish_all()
+    monkeypatch.setattr(planning, "code_of", lambda stage: {**code_of(stage), "stages/training.py": "other"})
+    assert project.plan()["cold_start"].why.startswith("code of cold_start changed (stages/training.py)")
+
+
+def test_plan_unfinished_folder_with_a_checkpoint_is_resumed(project: Project) -> None:
+    project.finish(project.plan()["curation"])
+    folder = project.plan()["cold_start"].folder
+    assert folder is not None
+    (folder / "trainer" / "sft" / "checkpoint-12").mkdir(parents=True)
+    (folder / "trainer" / "sft" / "checkpoint-12" / "trainer_state.json").write_text("{}")
+    assert shown(project.plan())["cold_start"] == ("resume", "stopped after checkpoint-12")
+    assert project.plan("cold_start.learning_rate=0.0004")["cold_start"].action == "run"
+
+
+def test_plan_output_that_is_gone_runs_again(project: Project) -> None:
+    project.finish_all()
+    folder = project.plan()["curation"].folder
+    assert folder is not None
+    (folder / "rl").unlink()
+    step = project.plan()["curation"]
+    assert (step.action, step.why) == ("run", f"its output {folder / 'rl'} is gone")
+
+
+def test_plan_unreadable_result_names_the_remedy(project: Project) -> None:
+    project.finish_all()
+    folder = project.plan()["curation"].folder
+    assert folder is not None
+    (folder / "result.json").write_text("{")
+    with pytest.raises(ArtifactError, match=r"(?s)cannot be read .* delete"):
+        project.plan()
+
+
+def test_decide_at_run_time_agrees_with_the_plan(project: Project) -> None:
+    planned = project.plan()["curation"]
+    assert decide(planned.node, {}, project.home, None) == planned
+
+
+def test_state_keeps_other_nodes_and_last(project: Project) -> None:
+    project.finish_all()
+    remember(project.home, "small", last={"variant": "default"})
+    project.finish(project.plan("seed=1")["curation"])
+    state = read_state(project.home, "small")
+    assert set(state["nodes"]) == {"curation", "cold_start", "pass_rates"}
+    assert state["last"] == {"variant": "default"}
+
+
+def test_code_follows_imports_and_leaves_settings_out() -> None:
+    files = code_of("cold_start")
+    assert {"stages/cold_start.py", "stages/supervised.py", "stages/training.py", "stages/chat/__init__.py", "stages/chat/template.jinja"} <= set(files)
+    assert not {"stages/config.py", "stages/errors.py", "stages/records.py"} & set(files)
+    assert any(name.startswith("datasets/sql/") for name in code_of("curation"))
+    assert not any(name.startswith("datasets/sql/") for name in files)
+
+
+def test_code_digest_ignores_comments_and_docstrings() -> None:
+    import ast
+
+    def digest(text: str) -> str:
+        return planning._digest_of_tree(ast.parse(text))
+
+    plain = digest("def f(x):\n    return x + 1\n")
+    assert digest('"""Doc."""\ndef f(x):\n    """Doc."""\n    # why\n    return x + 1\n') == plain
+    assert digest("def f(x):\n    return x + 2\n") != plain
+
+
+def test_find_model_digest_is_cached_until_a_file_changes(project: Project) -> None:
+    project.home.mkdir()
+    base = project.folder / "base"
+    first = find_model("base", str(base), project.home, download=False)
+    known = json.loads((project.home / "digests.json").read_text())
+    write_json(project.home / "digests.json", {name: [signature, "cached"] for name, (signature, _) in known.items()})
+    again = find_model("base", str(base), project.home, download=False)
+    (base / "model.safetensors").write_text("more weights")
+    changed = find_model("base", str(base), project.home, download=False)
+    assert first is not None
+    assert again is not None
+    assert changed is not None
+    assert again.digest == "cached"
+    assert len({first.digest, again.digest, changed.digest}) == 3
+
+
+def test_find_model_missing_folder_and_bare_folder_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        find_model("base", str(tmp_path / "nothing"), tmp_path, download=False)
+    with pytest.raises(ConfigError, match=r"must hold config.json and \*.safetensors"):
+        find_model("base", str(tmp_path), tmp_path, download=False)
+
+
+def test_find_model_on_the_hub_is_not_fetched_by_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert find_model("base", "no-such-org/no-such-model@v1", tmp_path, download=False) is None
+    with pytest.raises(ConfigError, match="no-such-org/no-such-model@v1: is not in the local cache and the hub cannot be reached"):
+        find_model("base", "no-such-org/no-such-model@v1", tmp_path, download=True)
