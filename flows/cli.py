@@ -6,6 +6,7 @@ Exit status: 0 fine, 1 a stage or a server failed, 2 the recipe or the command i
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -179,6 +180,7 @@ def _conduct(screen: Screen, recipe: str, overrides: list[str], only: str | None
 
     warm_up()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # the run page has the logs, the terminal our lines
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # the waits double: 5 would mean a minute for every call to a dead server
     with servers(home_folder(), say=screen.say) as running, showing(screen):
         from flows.post_training import post_training, send_the_rest
 
@@ -186,15 +188,17 @@ def _conduct(screen: Screen, recipe: str, overrides: list[str], only: str | None
             outcome = post_training(recipe=recipe, overrides=overrides, stage=only)
         except Exception as error:
             if not isinstance(error, PosttrainError) and (trouble := running.check()):
+                atexit.register(_leave)
                 raise ServerError(trouble) from error
             raise
         finally:
-            send_the_rest()
+            if not running.check():
+                send_the_rest()
     spent = outcome.totals._replace(wall_seconds=round(time.monotonic() - started, 1))
     if only is None:
-        checked = load_recipe(recipe, overrides)
-        last = {"variant": checked.variant, "links": list(outcome.links.items()), "totals": spent._asdict()}
-        remember(home_folder(), checked.name, last=last)
+        name = load_recipe(recipe, overrides).name
+        last = read_state(home_folder(), name)["last"]
+        remember(home_folder(), name, last={**last, "totals": spent._asdict()})
     return outcome._replace(totals=spent)
 
 
@@ -209,12 +213,17 @@ def _show(screen: Screen, outcome: Outcome, *, as_json: bool) -> None:
 
 def _up_to_date(screen: Screen, recipe: Recipe, steps: tuple[Step, ...], *, as_json: bool) -> None:
     """The table, where to see it, and nothing else: no server, no import of prefect or mlflow."""
+    from flows.ablation import AblationTable
     from flows.summary import Totals, table_of
 
     home = home_folder()
     remember(home, recipe.name, *steps)
-    found = table_of(recipe, {step.node.name: step.result for step in steps if step.result is not None})
     last = read_state(home, recipe.name).get("last", {})
+    results = {step.node.name: step.result for step in steps if step.result is not None}
+    if last.get("fingerprints") == {name: result.fingerprint for name, result in results.items()}:
+        found = AblationTable.from_json(last["table"]) if last["table"] else None
+    else:
+        found = table_of(recipe, results)
     links = dict(last["links"]) if last.get("variant") == recipe.variant else {}
     screen.table(found)
     screen.console.print(f"\n{recipe.name} is up to date: every stage is reused from {home}")
@@ -246,7 +255,7 @@ def _reported(as_json: bool) -> Iterator[Screen]:
     from flows.terminal import Screen
 
     screen = Screen(stderr=as_json)
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield screen
     except PosttrainError as error:
@@ -255,6 +264,15 @@ def _reported(as_json: bool) -> Iterator[Screen]:
     except KeyboardInterrupt:
         screen.error("Interrupted. Finished stages are kept; the same command continues from here.")
         sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave() -> None:
+    """Skip what Prefect does at exit: it would try for minutes to reach a server that is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ServerError.exit_code)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

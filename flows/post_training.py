@@ -18,7 +18,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.runtime import flow_run
 from prefect.utilities.urls import url_for
 
-from flows.ablation import AblationTable, draw
+from flows.ablation import AblationTable, Row, draw
 from flows.launch import warm_up
 from flows.plan import Outputs, Step, find_model, home_folder, make_plan, remember
 from flows.recipe import Recipe, load_recipe
@@ -96,15 +96,24 @@ def _close(run: RecipeRun, start: float) -> Outcome:
         figure, table_json = (run.home / "recipes" / f"{name}.{kind}" for kind in ("ablation.png", "ablation.json"))
         draw(table, figure)
         write_json(table_json, table.to_json())
-        create_table_artifact(key="ablation", table=table.to_json(), description="Score of every model on every benchmark")
+        scores = [_scores(row) for row in table.rows]
+        create_table_artifact(key="ablation", table=scores, description="Score of every model on every benchmark")
         links["figure"] = str(figure)
     run.tracker.finish_recipe(run.tracking_run, table=table, figure=figure, table_json=table_json, status="FINISHED")
     links |= {f"MLflow: {label}": address for label, address in run.tracker.links(run.tracking_run).items()}
     create_markdown_artifact("\n".join(f"- [{label}]({address})" for label, address in links.items()), key="links")
     spent = totals({name: run.results[name] for name in run.ran}, time.monotonic() - start)
     if not run.only:
-        remember(run.home, name, last={"variant": run.recipe.variant, "links": list(links.items()), "totals": spent._asdict()})
+        last = {"variant": run.recipe.variant, "links": list(links.items()), "totals": spent._asdict()}
+        fingerprints = {node: result.fingerprint for node, result in run.results.items()}
+        remember(run.home, name, last={**last, "fingerprints": fingerprints, "table": table.to_json() if table else []})
     return Outcome(table, spent, links)
+
+
+def _scores(row: Row) -> dict[str, str]:
+    """A row of the table as text, one column a benchmark and mode."""
+    shown = {f"{cell.benchmark} {cell.mode}": f"{cell.mean:.2f} [{cell.low:.2f}, {cell.high:.2f}]" for cell in row.cells}
+    return {"stage": row.node, **shown, "tokens": f"{row.tokens:,}", "seconds": f"{row.seconds:.0f}"}
 
 
 def send_the_rest(timeout_s: float = 10.0) -> None:

@@ -131,7 +131,7 @@ def up(home: Path, say: Say = print) -> None:
 
     Raises ServerError when a server cannot be started or dies.
     """
-    with _interrupted_by(signal.SIGTERM, signal.SIGHUP), suppress(KeyboardInterrupt), servers(home, say) as running:
+    with suppress(KeyboardInterrupt), stopping_on_signals(), servers(home, say) as running:
         say(f"Prefect  {running.prefect_url}")
         say(f"MLflow   {running.mlflow_url}")
         say("Ctrl-C stops them.")
@@ -141,10 +141,12 @@ def up(home: Path, say: Say = print) -> None:
 
 
 @contextmanager
-def _interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
+def stopping_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP act like Ctrl-C in the block, so that it is left in good order. A signal that is ignored stays so (nohup)."""
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
@@ -210,25 +212,26 @@ def _lock(file: IO[str]) -> bool:
 def _started(home: Path, kinds: list[str], others: Mapping[str, Server], users: IO[str], say: Say) -> Iterator[dict[str, Server]]:
     """Start servers of these kinds side by side and wait until they answer; stop them at the end of the block."""
     _end_leftovers(home)
-    ports = _ports(home, kinds)
     started: dict[str, Server] = {}
     began = time.monotonic()
     say(f"starting {' and '.join(NAME[kind] for kind in kinds)} (the first time takes longer: the stores are made) ...")
-    try:
-        for kind in kinds:
-            started[kind] = _start(home, kind, ports[kind])
-        for kind in _as_they_answer(started):
-            say(f"{NAME[kind]} answers at {started[kind].address.removesuffix('/api')} after {time.monotonic() - began:.1f} s")
-        running = {kind: server.address for kind, server in {**others, **started}.items()}
-        write_json(home / _STATE, {"ports": ports, "running": running})
-        fcntl.flock(users, fcntl.LOCK_UN)
-        yield started
-        if not _lock(users):
-            say("another posttrain command uses these servers; they stop when it ends (Ctrl-C stops them now)")
-            fcntl.flock(users, fcntl.LOCK_EX)
-    finally:
-        write_json(home / _STATE, {"ports": ports})
-        _stop([server.process for server in started.values() if server.process])
+    with ExitStack() as claims:
+        ports = _ports(home, kinds, claims)
+        try:
+            for kind in kinds:
+                started[kind] = _start(home, kind, ports[kind])
+            for kind in _as_they_answer(started):
+                say(f"{NAME[kind]} answers at {started[kind].address.removesuffix('/api')} after {time.monotonic() - began:.1f} s")
+            running = {kind: server.address for kind, server in {**others, **started}.items()}
+            write_json(home / _STATE, {"ports": ports, "running": running})
+            fcntl.flock(users, fcntl.LOCK_UN)
+            yield started
+            if not _lock(users):
+                say("another posttrain command uses these servers; they stop when it ends (Ctrl-C stops them now)")
+                fcntl.flock(users, fcntl.LOCK_EX)
+        finally:
+            write_json(home / _STATE, {"ports": ports})
+            _stop([server.process for server in started.values() if server.process])
 
 
 def _as_they_answer(started: Mapping[str, Server]) -> Iterator[str]:
@@ -381,13 +384,13 @@ def _environ(pid: int) -> list[bytes]:
         return []
 
 
-def _ports(home: Path, kinds: list[str]) -> dict[str, int]:
+def _ports(home: Path, kinds: list[str], claims: ExitStack) -> dict[str, int]:
     """A free port for each kind: the one of the last time when it is free, so that old links stay valid. Keeps the others' ports."""
     ports: dict[str, int] = {kind: int(port) for kind, port in _state(home).get("ports", {}).items()}
     for kind in kinds:
         first = FIRST_PORT[kind]
         candidates = [*([ports[kind]] if kind in ports else []), *range(first, first + _PORTS_TRIED)]
-        port = next((port for port in candidates if _is_free(port)), None)
+        port = next((port for port in candidates if _claim(port, claims)), None)
         if port is None:
             raise ServerError(
                 f"{NAME[kind]} needs a free port on 127.0.0.1, and {first} to {first + _PORTS_TRIED - 1} are taken; "
@@ -395,6 +398,21 @@ def _ports(home: Path, kinds: list[str]) -> dict[str, int]:
             )
         ports[kind] = port
     return ports
+
+
+def _claim(port: int, claims: ExitStack) -> bool:
+    """Keep a free port from other posttrain commands until the claims end: a server takes seconds to bind its own."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0posttrain-port-{port}" if sys.platform == "linux" else "")
+    except OSError:
+        claim.close()
+        return False
+    if not _is_free(port):
+        claim.close()
+        return False
+    claims.enter_context(claim)
+    return True
 
 
 def _is_free(port: int) -> bool:

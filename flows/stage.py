@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
+import httpx
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.utilities.urls import url_for
@@ -72,8 +74,8 @@ def run_stage(run: RecipeRun, node: Node, handles: Mapping[str, Outputs]) -> Out
         run.screen.reused(node.name)
         if (recorded := run.tracker.find_stage(result.fingerprint)) is not None:
             run.tracker.reuse_stage(node=node.name, index=index, recipe_run=run.tracking_run, run_id=recorded)
+        remember(run.home, run.recipe.name, step)
     run.results[node.name] = result
-    remember(run.home, run.recipe.name, step)
     return result.outputs
 
 
@@ -88,6 +90,7 @@ def _conduct(run: RecipeRun, step: Step, inputs: Outputs, index: int) -> Any:
         logger.info("%s: %s", step.action, step.why)
         with run.screen.stage(node.name) as update:
             result = _recorded_launch(run, step, given, index, _Live(node.name, update))
+        remember(run.home, run.recipe.name, step)
         logger.info("finished in %.1f s, %.1f s of them in trainer and engine", result.seconds, result.busy_seconds)
         create_markdown_artifact(_report(node, step, result), key=f"result-{node.name.replace('_', '-')}")
         return result
@@ -137,6 +140,7 @@ class _Live:
         self.node, self.update, self.logger = node, update, get_run_logger()
         self.metrics: dict[str, float] = {}
         self.artifact: UUID | None = None
+        self.away = False
         self.told_progress = self.told_lines = 0.0
         self.waiting: list[str] = []
 
@@ -151,11 +155,17 @@ class _Live:
         if now - self.told_progress < _TELL_EVERY_S:
             return
         self.told_progress, share = now, 100 * done / max(total, 1)
-        if self.artifact is None:
-            key, text = f"progress-{self.node.replace('_', '-')}", f"{self.node}, in {what}s"
-            self.artifact = cast(UUID, create_progress_artifact(share, key=key, description=text))
-        else:
-            update_progress_artifact(self.artifact, share)
+        if self.away:
+            return
+        try:
+            if self.artifact is None:
+                key, text = f"progress-{self.node.replace('_', '-')}", f"{self.node}, in {what}s"
+                self.artifact = cast(UUID, create_progress_artifact(share, key=key, description=text))
+            else:
+                update_progress_artifact(self.artifact, share)
+        except (httpx.HTTPError, PrefectException) as error:  # a server that is gone must not end the stage
+            self.away = True
+            self.logger.warning("no more progress is shown here: %s", error)
 
     def lines(self, lines: list[str]) -> None:
         """Lines of `log.txt`; a flood is thinned out here, never there."""

@@ -41,14 +41,15 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 T = TypeVar("T")
 
 EVERY_S = 3.0
-AWAY_S = 30.0
-"""How long MLflow is left alone after it did not answer."""
+AWAY_S = (15.0, 120.0)
+"""How long MLflow is left alone after it did not answer: at first, doubling, and at most."""
 _BATCH = 900
 _PARAMS = 100
 _PARAM_CHARACTERS = 500
 _DIGEST_CHARACTERS = 32
 _LOG_BYTES = 2_000_000
 _FORWARDED = "forwarded.json"
+_TABLE = "ablation.json"
 _SCORE = re.compile(r"(eval|length)/(?P<benchmark>.+?)_(?P<mode>non_thinking|thinking|flag_think|flag_no_think|budget_(?P<budget>\d+))$")
 _INPUTS: TypeAdapter[dict[str, CheckpointRef | DatasetRef]] = TypeAdapter(dict[str, CheckpointRef | DatasetRef])
 
@@ -72,7 +73,7 @@ class Tracker:
         self.home = home.resolve()
         self.outbox = Outbox(self.home)
         self._client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
-        self._away_until = 0.0
+        self._away_until, self._away_s = 0.0, AWAY_S[0]
         self._told: set[str] = set()
         self._experiments: dict[str, str] = {}
         self._perform: dict[str, Callable[[Call], str]] = {
@@ -227,10 +228,13 @@ class Tracker:
     def _try(self, action: Callable[[], T]) -> T | Literal[""] | None:
         """What the action returns; an empty text when MLflow refused; None when it is away."""
         try:
-            return action()
+            done = action()
+            self._away_s = AWAY_S[0]
+            return done
         except (MlflowException, OSError) as error:
             if _is_away(error):
-                self._away_until = time.monotonic() + AWAY_S
+                self._away_until = time.monotonic() + self._away_s
+                self._away_s = min(2 * self._away_s, AWAY_S[1])
                 self._tell(
                     "away", f"MLflow at {self.uri} does not answer ({_short(error)}). The run goes on; its records are kept "
                     f"under {self.home} and sent when it answers again, or by `posttrain sync`",
@@ -335,6 +339,8 @@ class Tracker:
         given = call.arguments
         tags = self._client.get_run(given["run_id"]).data.tags
         self._point(given["recipe_run"], given["node"], given["run_id"], is_evaluation=tags.get("kind") == "eval")
+        if (parent := tags.get("mlflow.parentRunId")) and (scored := self._client.get_run(parent).data.tags).get("stage_kind") == "given":
+            self._point(given["recipe_run"], scored["node"], parent, is_evaluation=False)
         if model := tags.get("out_model"):
             self._client.log_inputs(given["recipe_run"], models=[LoggedModelInput(model)])
         return ""
@@ -343,9 +349,9 @@ class Tracker:
         given, run = call.arguments, call.arguments["run_id"]
         if given["rows"]:
             self._part(partial(self._table, run, call.recipe, given["rows"], call.time_ms))
-        for file in (given["figure"], given["table_json"]):
+        for file, folder in ((given["figure"], None), (given["table_json"], "table")):
             if file and Path(file).exists():
-                self._part(partial(self._client.log_artifact, run, file))
+                self._part(partial(self._client.log_artifact, run, file, folder))
         self._client.set_terminated(run, given["status"], end_time=call.time_ms)
         self._part(partial(self._write_views, call.recipe))
         return ""
@@ -362,7 +368,10 @@ class Tracker:
         self._batch(run, metrics)
         tags = self._client.get_run(run).data.tags
         self._note(run, [_note_table(rows, tags, self._experiment(recipe)), _link("Prefect run", tags.get("prefect"))])
-        self._client.log_table(run, _columns(rows), "ablation.json")
+        columns = _columns(rows)
+        table = {"columns": list(columns), "data": [list(row) for row in zip(*columns.values(), strict=True)]}
+        self._client.log_text(run, json.dumps(table), _TABLE)  # log_table would append a second time when it is sent again
+        self._client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": _TABLE, "type": "table"}]))
 
     def _part(self, action: Callable[[], object]) -> None:
         """One part of a call: what MLflow refuses is told and left out, so that the parts after it are still written."""
@@ -470,8 +479,9 @@ class Tracker:
         if found := self._client.search_logged_models([experiment], filter_string=same, max_results=1):
             return str(found[0].model_id)
         label = tags["node"] if output in ("model", tags["node"]) else f"{tags['node']}-{output}"
+        variant = "" if tags["stage_kind"] == "given" else f"-{tags['variant']}"
         model = self._client.create_logged_model(
-            experiment, name=re.sub(r"[/:.%\"']", "_", label if tags["stage_kind"] == "given" else f"{label}-{tags['variant']}"), source_run_id=run, model_type="checkpoint",
+            experiment, name=re.sub(r"[/:.%\"']", "_", label + variant), source_run_id=run, model_type="checkpoint",
             tags={
                 "node": tags["node"], "stage": tags["stage"], "variant": tags["variant"], "recipe": tags["recipe"],
                 "fingerprint": tags["fingerprint"], "digest": ref.digest, "path": str(ref.path),
@@ -526,11 +536,9 @@ class Forwarder:
         self._tracker, self._run, self._file = tracker, run_id, metrics_file
         self._closing = threading.Event()
         self._complete = False
-        if run_id:
-            state = {"run": run_id, "offset": 0}
-            marker = metrics_file.with_name(_FORWARDED)
-            if not marker.exists():
-                write_json(marker, state)
+        marker = metrics_file.with_name(_FORWARDED)
+        if run_id and (not marker.exists() or json.loads(marker.read_text())["run"] != run_id):
+            write_json(marker, {"run": run_id, "offset": 0})  # another attempt: the new run gets all lines
         self._thread = threading.Thread(target=self._send, name=f"forward-{metrics_file.parent.name}", daemon=True)
         self._thread.start()
 

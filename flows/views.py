@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +19,9 @@ import yaml
 
 SETTINGS = Path(__file__).resolve().parent.parent / "mlflow"
 _SECTION = "posttrain"
-_COLUMN_PIXELS = 185
-_FIRST_COLUMNS = {"1": 60, "attributes.`Run Name`": 230, "runDateAndNestInfo": 120, "duration": 80}
+_PADDING_PIXELS = 32
+_CHARACTER_PIXELS = 6
+_FIRST_COLUMNS = {"1": 60, "attributes.`Run Name`": 230, "runDateAndNestInfo": 140, "duration": 80}
 _MAX_CHARACTERS = 20_000
 
 
@@ -39,6 +41,16 @@ def settings(name: str) -> Any:
     """The content of a YAML file in `mlflow/`; empty when the package was installed without that folder."""
     path = SETTINGS / name
     return yaml.safe_load(path.read_text()) if path.exists() else {}
+
+
+def meaning(metric: str) -> dict[str, str] | None:
+    """Unit, direction and definition of a logged metric (`mlflow/metrics.yaml`); None when it has no entry."""
+    for name, row in settings("metrics.yaml").items():
+        pattern = "".join(f"[^/]+?{re.escape(rest)}" for rest in re.split(r"<\w+>", name)).removeprefix("[^/]+?")
+        if re.fullmatch(pattern, metric):
+            found: dict[str, str] = row
+            return found
+    return None
 
 
 def line(metric: str) -> dict[str, Any]:
@@ -69,7 +81,7 @@ def metric(name: str) -> str:
 def encode(view: View) -> tuple[str, str]:
     """Name and value of the experiment tag that holds the view."""
     grouped = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": view.group_by_tag}]}
-    widths = {**_FIRST_COLUMNS, **dict.fromkeys(view.columns, _COLUMN_PIXELS)}
+    widths = {**_FIRST_COLUMNS, **{column: _PADDING_PIXELS + _CHARACTER_PIXELS * len(column.split("`")[1]) for column in view.columns}}
     state = {
         "searchFilter": view.filter, "orderByKey": tag(view.group_by_tag) if view.group_by_tag else "attributes.start_time",
         "orderByAsc": view.group_by_tag is not None, "startTime": "ALL", "lifecycleFilter": "Active", "datasetsFilter": [],
@@ -106,7 +118,7 @@ def recipe_views(scores: Sequence[str], nodes: Mapping[str, str], logged: Mappin
     views = [
         View(
             "recipes", "Recipes: score by stage", "tags.kind = 'recipe'",
-            section="Score after each stage (x = row of the ablation table)",
+            section="Score by stage (x = table row)",
             columns=(*(metric(f"final/{score}") for score in scores), tag("variant")),
             charts=tuple(line(f"ablation/{score}") for score in scores),
         ),
@@ -117,13 +129,14 @@ def recipe_views(scores: Sequence[str], nodes: Mapping[str, str], logged: Mappin
     ]
     for node, kind in nodes.items():
         has = set(logged.get(node, ()))
-        training = [name for name in wanted.get("stages", {}).get(kind, []) if name in has]
+        charts = wanted.get("stages", {}).get(kind, {})
+        lines, bars = ([name for name in charts.get(shape, []) if name in has] for shape in ("lines", "bars"))
         scored = [name for name in shown if name in has]
         budgets = sorted(name for name in has if name.startswith("budget/"))
         views.append(View(
             f"variants-{node}", f"Variants of {node}", f"tags.kind = 'stage' AND tags.node = '{node}'", section=f"Variants of {node}",
             columns=(*map(metric, scored), *costs, tag("variant")),
-            charts=(*(bar(name) for name in scored), *(line(name) for name in training), *(line(name) for name in budgets)),
+            charts=(*map(bar, scored), *map(line, lines), *map(bar, bars), *map(line, budgets)),
         ))
     return views
 

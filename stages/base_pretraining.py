@@ -299,5 +299,5 @@ loss {metrics["train/loss"]:.3f} nats a token.
 
 It is a proof of the machine, not of the science: it knows sums, small products and the legs of animals, and
 nothing else; left alone it thinks only now and then, and carelessly.
-Reproduce: `posttrain run base_pretraining`.
+Reproduce: `posttrain run tiny_base`.
 """

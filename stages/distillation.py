@@ -50,7 +50,7 @@ def run(config: Distillation, inputs: Handles, stage_dir: Path, seed: int) -> St
     checkpoint, metrics = fine_tune(student, examples, config, stage_dir, seed, name="distillation.model", card=card)
     if config.on_policy_steps and isinstance(teacher, CheckpointRef):
         checkpoint, more = _on_policy(config, checkpoint, teacher, problems, stage_dir, seed, card)
-        metrics |= {name.replace("train/", "on_policy/"): value for name, value in more.items()}
+        metrics |= more
     return StageOutput(outputs={"model": checkpoint, "traces": traces}, metrics=metrics)
 
 
@@ -127,5 +127,5 @@ def _on_policy(
         ),
         processing_class=tokenizer,
     )
-    metrics = train(trainer, stage_dir)
+    metrics = train(trainer, stage_dir, prefix="on_policy")
     return export_checkpoint(trainer.model, tokenizer, stage_dir, name="distillation.model", card=card, phase="on_policy"), metrics

@@ -27,7 +27,7 @@ from stages.training import load_model, load_tokenizer
 
 
 def run(config: RLHF, inputs: Handles, stage_dir: Path, seed: int) -> StageOutput:
-    """Train the policy; the first `thinking_share` of the problems are asked in thinking mode."""
+    """Train the policy; the first `thinking_share` of the problems are asked in thinking mode, every second one by flag."""
     import json
 
     model, judge_ref = inputs["model"], inputs["reward_model"]
@@ -38,7 +38,7 @@ def run(config: RLHF, inputs: Handles, stage_dir: Path, seed: int) -> StageOutpu
     thinking = round(len(rows) * config.thinking_share)
     prompts = [
         Prompt(
-            render_prompt(tokenizer, row["question"], thinking=index < thinking, flag=True),
+            render_prompt(tokenizer, row["question"], thinking=index < thinking, flag=index % 2 == 0),
             row["problem_id"], row["question"], row["answer"], index < thinking,
         )
         for index, row in enumerate(rows)

@@ -6,6 +6,7 @@ keep trainers away from MLflow: the conductor forwards `metrics.jsonl` instead.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 _TRAINER_DIR = "trainer"
-_METRIC_NAMES = {"loss": "train/loss", "grad_norm": "train/grad_norm", "learning_rate": "train/learning_rate"}
 _NOT_LOGGED = frozenset({"epoch", "total_flos", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second"})
 MAX_LOGIT_DRIFT = 1e-3
 """Largest difference of a logit before and after export; float32 on CPU gives 0."""
@@ -51,10 +51,11 @@ def cosine_to_a_tenth() -> dict[str, Any]:
     return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}, "warmup_steps": 0.05}
 
 
-def train(trainer: Trainer, stage_dir: Path) -> dict[str, float]:
+def train(trainer: Trainer, stage_dir: Path, *, prefix: str = "train") -> dict[str, float]:
     """Train to the end, from the last checkpoint in the stage folder when there is one.
 
-    Returns the last logged metrics. Raises TrainingError when the loss is not a number.
+    Metrics are recorded as `<prefix>/<name>`; a stage's second phase takes another prefix, since its
+    steps begin at 1 again. Returns the last ones logged. Raises TrainingError when the loss is not a number.
     """
     from transformers import TrainerCallback
 
@@ -64,11 +65,11 @@ def train(trainer: Trainer, stage_dir: Path) -> dict[str, float]:
     class Follow(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             values = {
-                _METRIC_NAMES.get(name, f"train/{name}"): float(value)
+                f"{prefix}/{name}": float(value)
                 for name, value in (logs or {}).items()
                 if name not in _NOT_LOGGED and isinstance(value, int | float)
             }
-            if values.get("train/loss", 0.0) != values.get("train/loss", 0.0):
+            if math.isnan(values.get(f"{prefix}/loss", 0.0)):
                 raise TrainingError(f"step {state.global_step}: the loss is not a number; lower learning_rate and run again")
             recorder.metrics(state.global_step, values)
             last.update(values)
@@ -85,7 +86,7 @@ def train(trainer: Trainer, stage_dir: Path) -> dict[str, float]:
         print(f"resuming from {checkpoint.name}", flush=True)
     with recorder.busy() as work:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        work.tokens = int(trainer.state.num_input_tokens_seen or last.get("train/num_tokens", 0))
+        work.tokens = int(trainer.state.num_input_tokens_seen or last.get(f"{prefix}/num_tokens", 0))
     return last
 
 

@@ -18,18 +18,35 @@ ROOT = Path(__file__).parents[1]
 HEADS = ("What", "Reads", "Writes", "Papers", "Differs")
 HEAVY = ("torch", "transformers", "trl", "vllm", "accelerate", "datasets", "mlflow", "prefect")
 LIGHT = (
-    "stages.config", "stages.artifacts", "stages.records", "stages.errors", "stages.tables", "stages.problems", "stages.chat",
-    "stages.rewards.grading", "stages.rewards.rewards", "flows.recipe", "flows.plan",
+    "stages.config",
+    "stages.artifacts",
+    "stages.records",
+    "stages.errors",
+    "stages.tables",
+    "stages.problems",
+    "stages.chat",
+    "stages.rewards.grading",
+    "stages.rewards.rewards",
+    "flows.recipe",
+    "flows.plan",
 )
 CONFIGS = [
-    kind for _, kind in inspect.getmembers(settings, inspect.isclass) if issubclass(kind, BaseModel) and kind.__module__ == settings.__name__
+    kind
+    for _, kind in inspect.getmembers(settings, inspect.isclass)
+    if issubclass(kind, BaseModel) and kind.__module__ == settings.__name__
 ]
 # put together here, so that this file passes its own test
 REGISTRIES = tuple(
     ".".join(parts)
     for parts in (
-        ("pypi", "org"), ("pythonhosted", "org"), ("registry", "npmjs"), ("download", "pytorch"), ("conda", "anaconda"), ("proxy", "golang"),
-        ("ghcr", "io"), ("docker", "io"),
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("registry", "npmjs"),
+        ("download", "pytorch"),
+        ("conda", "anaconda"),
+        ("proxy", "golang"),
+        ("ghcr", "io"),
+        ("docker", "io"),
     )
 )
 
@@ -95,7 +112,9 @@ def test_house_every_stage_has_settings_and_a_file_of_its_name() -> None:
         assert issubclass(kind, settings.StageConfig)
         assert kind.writes
         assert kind.optional_reads <= kind.reads.keys()
-        functions = [node.name for node in ast.parse((ROOT / "stages" / f"{name}.py").read_text()).body if isinstance(node, ast.FunctionDef)]
+        functions = [
+            node.name for node in ast.parse((ROOT / "stages" / f"{name}.py").read_text()).body if isinstance(node, ast.FunctionDef)
+        ]
         assert "run" in functions
 
 

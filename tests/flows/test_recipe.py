@@ -115,7 +115,7 @@ def test_override_of_a_model_and_of_the_evaluation_apply(small: str) -> None:
         ("curation.sources.0.sise=5", "curation.sources.0.sise = 5: there is no such setting; did you mean size?"),
         ("curation.sources.3.size=5", "curation.sources.3"),
         ("curation.pools.rl.share=0.9", "curation: pool shares add up to 1.4; the rule is at most 1"),
-        ("cold_start.from.model=bass", "cold_start.from.model = 'bass': no earlier stage and no entry of `models` has this name; did you mean base?"),
+        ("cold_start.from.model=bass", "no earlier stage and no entry of `models` has this name; did you mean base?"),
         ("cold_start.from.modle=base", "cold_start.from.modle: the stage reads no such input; did you mean model?"),
         ("cold_start.from.model=null", "cold_start.from.model: this input (a model) is needed"),
         ("cold_start.from.traces=curation", "cold_start.from.traces = 'curation': must be one dataset that curation writes"),

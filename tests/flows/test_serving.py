@@ -12,6 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -116,16 +117,26 @@ def test_check_own_server_died_shows_log_port_and_remedy(tmp_path: Path) -> None
         assert part in trouble
 
 
-def test_ports_of_the_last_time_are_used_again_unless_taken(tmp_path: Path) -> None:
+def test_ports_of_the_last_time_are_used_again_unless_taken_or_claimed(tmp_path: Path) -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         taken, free = int(busy.getsockname()[1]), free_port()
         (tmp_path / "servers.json").write_text(json.dumps({"ports": {"prefect": taken, "mlflow": free}}))
-        ports = serving._ports(tmp_path, ["prefect", "mlflow"])
+        with ExitStack() as claims:
+            ports = serving._ports(tmp_path, ["prefect", "mlflow"], claims)
+            with ExitStack() as others:
+                assert serving._ports(tmp_path, ["mlflow"], others)["mlflow"] != free
     assert ports["mlflow"] == free
     assert ports["prefect"] >= serving.FIRST_PORT["prefect"]
     assert ports["prefect"] != taken
+
+
+def test_stopping_on_signals_sigterm_acts_like_ctrl_c_and_is_restored() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), serving.stopping_on_signals():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 SCRIPT = """
@@ -156,10 +167,14 @@ class Other:
                 return line
         raise AssertionError("".join(seen))
 
-    def leave(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+    def leave(self) -> str:
+        """End the block of the other process; returns the rest of what it says."""
+        rest, _ = self.process.communicate("\n", timeout=60)
+        return rest
+
+    def killed(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=60)
 
 
 def status(url: str, headers: dict[str, str] | None = None, data: bytes | None = None) -> int:
@@ -173,6 +188,7 @@ def status(url: str, headers: dict[str, str] | None = None, data: bytes | None =
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_configured")
 def test_own_servers_shared_hardened_watched_and_stopped(tmp_path: Path) -> None:
+    (tmp_path / "servers.json").write_text(json.dumps({"ports": {"prefect": free_port(), "mlflow": free_port()}}))
     said: list[str] = []
     with servers(tmp_path, said.append) as running:
         assert running.owned
@@ -186,21 +202,17 @@ def test_own_servers_shared_hardened_watched_and_stopped(tmp_path: Path) -> None
         assert status(running.prefect_url) == 200
         assert status(running.mlflow_url) == 200
         # a flow run whose process is gone
+        from prefect import Flow
         from prefect.client.orchestration import get_client
         from prefect.states import Running
+
         with get_client(sync_client=True) as client:
-            from prefect import flow as make_flow
-
-            @make_flow
-            def lost() -> None: ...
-
-            run = client.create_flow_run(lost, state=Running())
+            run = client.create_flow_run(Flow(free_port, name="lost"), state=Running())
         # another process uses these servers, and this one sees when one dies
         other = Other(tmp_path)
         other.until("ready False")
-        other.leave()
-        other.until("left")
-        assert other.process.wait(20) == 0
+        assert "left" in other.leave()
+        assert other.process.returncode == 0
         mlflow = next(server for server in running.members if server.kind == "mlflow")
         assert mlflow.process is not None
         os.killpg(mlflow.process.pid, signal.SIGKILL)
@@ -209,14 +221,13 @@ def test_own_servers_shared_hardened_watched_and_stopped(tmp_path: Path) -> None
         assert trouble is not None
         assert "MLflow (port" in trouble
         assert "was ended by SIGKILL" in trouble
-    assert serving._is_free(int(running.prefect_api.split(":")[2].removesuffix("/api")))
+    assert all(server.process is not None and server.process.poll() is not None for server in running.members)
 
     # an owner that is killed leaves nothing behind, and the next one closes its runs and keeps its ports
     owner = Other(tmp_path)
     assert f"closed a run that had died: {run.name}" in owner.until("closed")
     owner.until("ready True")
-    owner.process.kill()
-    owner.process.wait(20)
+    owner.killed()
     with servers(tmp_path, said.append) as again:
         assert (again.prefect_api, again.mlflow_url) == (running.prefect_api, running.mlflow_url)
     mark = f"{serving._MARK}={tmp_path}".encode()

@@ -6,7 +6,7 @@ The environment is set before any library is imported, as `stages/preload.py` do
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +75,18 @@ def random_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrained
     torch.set_num_threads(1)
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=32, max_position_embeddings=256, tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
     )
     path = tmp_path_factory.mktemp("random_model")
     Qwen3ForCausalLM(config).save_pretrained(path)
@@ -118,7 +127,6 @@ def _stage_dir(root: Path, kind: str) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _trainers_leave_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _trainers_leave_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries that write beside the working folder write into the test's."""
     monkeypatch.chdir(tmp_path)
-    yield

@@ -25,8 +25,16 @@ def folder(tmp_path: Path) -> Path:
 
 def result(**changes: Any) -> StageResult:
     values: dict[str, Any] = {
-        "stage": "fusion", "fingerprint": "f" * 64, "key": {}, "outputs": {}, "metrics": {"a": 1.0}, "seconds": 1.0, "busy_seconds": 0.5,
-        "tokens": 3, "peak_memory_mib": 10.0, "versions": {},
+        "stage": "fusion",
+        "fingerprint": "f" * 64,
+        "key": {},
+        "outputs": {},
+        "metrics": {"a": 1.0},
+        "seconds": 1.0,
+        "busy_seconds": 0.5,
+        "tokens": 3,
+        "peak_memory_mib": 10.0,
+        "versions": {},
     }
     return StageResult.model_validate(values | changes)
 

@@ -49,7 +49,10 @@ def test_settings_cannot_be_changed_after_loading() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        PassRates(band=(0.2, 0.8)), Evaluation(thinking_budgets=(4, 8)), ReasoningRL.model_validate(RL), Curation.model_validate(CURATION),
+        PassRates(band=(0.2, 0.8)),
+        Evaluation(thinking_budgets=(4, 8)),
+        ReasoningRL.model_validate(RL),
+        Curation.model_validate(CURATION),
         RewardModel(learning_rate=1e-3),
     ],
 )

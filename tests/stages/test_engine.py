@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,24 @@ QUESTIONS = [Question(f"p{index}", f"{index}+{7 - index}", "7") for index in ran
 
 
 @pytest.fixture(scope="module")
-def engine(random_model: CheckpointRef, small_engine: EngineConfig) -> Iterator[RolloutEngine]:
-    """One engine for this file (vLLM stands one at a time in a process); tests hand it the weights they need."""
+def built(random_model: CheckpointRef, small_engine: EngineConfig) -> Iterator[tuple[RolloutEngine, Any, Any]]:
+    """An engine, and the state of the random generators before and after it was built."""
+    before = random_state()
     with RolloutEngine(random_model.path, small_engine) as engine:
-        yield engine
+        yield engine, before, random_state()
+
+
+@pytest.fixture(scope="module")
+def engine(built: tuple[RolloutEngine, Any, Any]) -> RolloutEngine:
+    """One engine for this file (vLLM stands one at a time in a process); tests hand it the weights they need."""
+    return built[0]
+
+
+def random_state() -> tuple[Any, ...]:
+    import numpy as np
+    import torch
+
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), torch.get_num_threads()
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +82,11 @@ def test_engine_handed_live_weights_gives_the_trainers_log_probabilities(
     asked, sampler = requests(tokenizer), SamplerConfig(max_new_tokens=16, temperature=temperature)
     plain = load_model(random_model)
     engine.load_live(plain, "plain")
-    before = engine.generate(asked, sampler)
+    before = engine.generate(asked, sampler, logprobs=True)
     assert gap(plain, before, asked, temperature) < 1e-3
     assert gap(loud, before, asked, temperature) > 0.1  # without the handover the difference shows
     engine.load_live(loud, "loud")
-    after = engine.generate(asked, sampler)
+    after = engine.generate(asked, sampler, logprobs=True)
     assert gap(loud, after, asked, temperature) < 1e-3
     assert gap(plain, after, asked, temperature) > 0.1
     assert ({item.version for item in before}, {item.version for item in after}) == ({"plain"}, {"loud"})
@@ -85,7 +100,7 @@ def test_engine_prefix_cache_of_old_weights_is_not_used_for_new_ones(
     asked = [Request(seed, long, seed) for seed in range(3)]
     for version, model in (("plain", load_model(random_model)), ("loud", loud), ("plain again", load_model(random_model))):
         engine.load_live(model, version)
-        assert gap(model, engine.generate(asked, SAMPLER), asked) < 1e-3
+        assert gap(model, engine.generate(asked, SAMPLER, logprobs=True), asked) < 1e-3
 
 
 def test_engine_same_seed_gives_the_same_tokens_in_any_order_and_another_seed_others(
@@ -101,9 +116,11 @@ def test_engine_same_seed_gives_the_same_tokens_in_any_order_and_another_seed_ot
     assert len({tuple(ids) for ids in first.values()}) == 9
 
 
-def test_engine_generate_keeps_the_order_of_the_requests_and_their_limits(engine: RolloutEngine, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_engine_generate_keeps_the_order_of_the_requests_and_their_limits(
+    engine: RolloutEngine, tokenizer: PreTrainedTokenizerFast
+) -> None:
     ids = tokenizer("3+4=", add_special_tokens=False)["input_ids"]
-    drawn = engine.generate([Request(limit, ids, 1, max_new_tokens=limit) for limit in (9, 1, 5)], SAMPLER)
+    drawn = engine.generate([Request(limit, ids, 1, max_new_tokens=limit) for limit in (9, 1, 5)], SAMPLER, logprobs=True)
     assert [item.key for item in drawn] == [9, 1, 5]
     for item in drawn:
         assert len(item.token_ids) == len(item.logprobs) <= item.key
@@ -112,14 +129,9 @@ def test_engine_generate_keeps_the_order_of_the_requests_and_their_limits(engine
         assert (item.finish == "stop") == (item.token_ids[-1] == tokenizer.eos_token_id)
 
 
-def test_engine_building_and_drawing_leave_the_random_state_alone(engine: RolloutEngine, tokenizer: PreTrainedTokenizerFast) -> None:
-    import random
-
-    import torch
-
-    before = random.getstate(), torch.get_rng_state().tolist(), torch.get_num_threads()
-    engine.generate(requests(tokenizer), SAMPLER)
-    assert (random.getstate(), torch.get_rng_state().tolist(), torch.get_num_threads()) == before
+def test_engine_building_it_leaves_the_random_state_alone(built: tuple[RolloutEngine, Any, Any]) -> None:
+    _, before, after = built
+    assert after == before
 
 
 def test_engine_prompt_without_room_is_a_rollout_error_and_leaves_nothing_behind(engine: RolloutEngine, small_engine: EngineConfig) -> None:
@@ -162,7 +174,13 @@ def asking(
     recorder = Recorder(new_stage("evaluation"))
 
     def asked(questions: list[Question] = QUESTIONS, **settings: Any) -> Any:
-        defaults = {"attempts": 2, "thinking": True, "sampler": SamplerConfig(max_new_tokens=60, temperature=0.6), "seed": 0, "what": "test"}
+        defaults = {
+            "attempts": 2,
+            "thinking": True,
+            "sampler": SamplerConfig(max_new_tokens=60, temperature=0.6),
+            "seed": 0,
+            "what": "test",
+        }
         return ask(engine, tokenizer, questions, recorder=recorder, **(defaults | settings))
 
     asked.metrics = recorder.path  # type: ignore[attr-defined]
@@ -171,7 +189,9 @@ def asking(
 
 def test_ask_answers_come_in_question_order_graded_and_counted(asking: Any, tokenizer: PreTrainedTokenizerFast) -> None:
     answers = asking()
-    assert [(answer.question.problem_id, answer.sample) for answer in answers] == [(f"p{index}", sample) for index in range(4) for sample in range(2)]
+    assert [(answer.question.problem_id, answer.sample) for answer in answers] == [
+        (f"p{index}", sample) for index in range(4) for sample in range(2)
+    ]
     assert len({answer.seed for answer in answers}) == 8
     assert sum(answer.grade.verdict is Verdict.RIGHT for answer in answers) >= 6
     for answer in answers:
@@ -210,7 +230,9 @@ def test_ask_thinking_budget_bounds_the_thinking_and_an_answer_follows(asking: A
     assert not any("Enough." in answer.text for answer in ample)
     assert max(answer.thinking_tokens for answer in ample) <= 40
     assert sum(answer.grade.verdict is Verdict.RIGHT for answer in ample) >= 6
-    assert [answer.reply.thinking for answer in ample] == [answer.reply.thinking for answer in free]  # the budget changes nothing it need not
+    assert [answer.reply.thinking for answer in ample] == [
+        answer.reply.thinking for answer in free
+    ]  # the budget changes nothing it need not
 
 
 def test_ask_budget_does_not_touch_an_answer_given_without_thinking(asking: Any) -> None:

@@ -6,7 +6,7 @@ begin. Only edges are replaced: the engine that is never asked, and the log-prob
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -39,38 +39,41 @@ class TrainingWouldBeginError(Exception):
     """Raised in place of training: the trainer is built, and now the test's."""
 
 
-@pytest.fixture
-def grpo_trainer(random_model: CheckpointRef, new_stage: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> BuildTrainer:
-    """Build the trainer that the policy stages build, for groups of four rollouts."""
+@pytest.fixture(scope="module")
+def grpo_trainer(random_model: CheckpointRef, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildTrainer]:
+    """Build the trainer that the policy stages build, for groups of four rollouts; one for each combination of settings."""
     import trl
     import vllm
 
-    built: list[Any] = []
-
-    class Kept(trl.GRPOTrainer):  # type: ignore[misc]
-        def train(self, **_: Any) -> None:
-            built.append(self)
-            raise TrainingWouldBeginError
-
-    monkeypatch.setattr(trl, "GRPOTrainer", Kept)
-    monkeypatch.setattr(vllm, "LLM", lambda **_: None)
+    built: dict[str, Any] = {}
 
     def build(groups: int = 1, **settings: Any) -> Any:
         config = ReasoningRL.model_validate(
             {"steps": 1, "learning_rate": 1e-3, "prompts_per_step": groups, "group_size": 4, "max_new_tokens": 8} | settings
         )
-        prompts = [Prompt(f"question {index}", str(index), "", "7", True) for index in range(groups)]
-        with pytest.raises(TrainingWouldBeginError):
-            train_policy(
-                random_model, prompts, lambda _: {}, {"accuracy": config.accuracy_weight, "format": config.format_weight}, config,
-                new_stage("reasoning_rl"), 0, name="reasoning_rl.model", card="",
-            )
-        trainer = built.pop()
+        key = config.model_dump_json()
+        if key not in built:
+
+            class Kept(trl.GRPOTrainer):  # type: ignore[misc]
+                def train(self, **_: Any) -> None:
+                    built[key] = self
+                    raise TrainingWouldBeginError
+
+            patch.setattr(trl, "GRPOTrainer", Kept)
+            prompts = [Prompt(f"question {index}", str(index), "", "7", True) for index in range(groups)]
+            weights = {"accuracy": config.accuracy_weight, "format": config.format_weight}
+            stage_dir = tmp_path_factory.mktemp("reasoning_rl")
+            with pytest.raises(TrainingWouldBeginError):
+                train_policy(random_model, prompts, lambda _: {}, weights, config, stage_dir, 0, name="reasoning_rl.model", card="")
+        trainer = built[key]
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
         return trainer
 
-    return build
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm, "LLM", lambda **_: None)
+        patch.setattr(trl, "GRPOTrainer", trl.GRPOTrainer)
+        yield build
 
 
 def padded(rows: list[list[float]]) -> torch.Tensor:
@@ -174,8 +177,11 @@ def advantages_of(trainer: Any, accuracy: list[float], format_ok: list[float]) -
     """What the trainer makes of rollouts with these reward parts."""
     count = len(accuracy)
     trainer.rollout_func = lambda texts, _: {
-        "prompt_ids": [[5, 6]] * count, "completion_ids": [[7, 8]] * count, "logprobs": [[-1.0, -1.0]] * count,
-        "accuracy": [float(value) for value in accuracy], "format": [float(value) for value in format_ok],
+        "prompt_ids": [[5, 6]] * count,
+        "completion_ids": [[7, 8]] * count,
+        "logprobs": [[-1.0, -1.0]] * count,
+        "accuracy": [float(value) for value in accuracy],
+        "format": [float(value) for value in format_ok],
     }
     found = trainer._generate_and_score_completions([{"prompt": f"question {index // 4}"} for index in range(count)])
     advantages: list[float] = found["advantages"].tolist()
@@ -203,7 +209,9 @@ def test_reward_model_loss_of_two_scores_is_bradley_terry_with_centering(
             raise TrainingWouldBeginError
 
     monkeypatch.setattr(trl, "RewardTrainer", Kept)
-    config = RewardModel(prompts=2, attempts=8, learning_rate=1e-3, centering=0.01, sampler=SamplerConfig(max_new_tokens=48), engine=small_engine)
+    config = RewardModel(
+        prompts=2, attempts=8, learning_rate=1e-3, centering=0.01, sampler=SamplerConfig(max_new_tokens=48), engine=small_engine
+    )
     rows = [{"problem_id": str(index), "question": f"{index}+{7 - index}", "answer": "7"} for index in range(2)]
     with pytest.raises(TrainingWouldBeginError):
         run(config, {"model": pupil, "problems": problems(rows)}, new_stage("reward_model"), 0)

@@ -16,7 +16,8 @@ def test_recorder_lines_come_back_in_order_with_times(tmp_path: Path) -> None:
     recorder.progress(4, 9, "step")
     records = list(read_records(tmp_path / "metrics.jsonl"))
     assert [{key: value for key, value in record.items() if key != "time"} for record in records] == [
-        {"step": 3, "metrics": {"train/loss": 1.5}}, {"progress": [4, 9, "step"]},
+        {"step": 3, "metrics": {"train/loss": 1.5}},
+        {"progress": [4, 9, "step"]},
     ]
     assert records[0]["time"] <= records[1]["time"]
 
@@ -30,9 +31,14 @@ def test_recorder_values_that_are_not_finite_are_left_out(tmp_path: Path) -> Non
 def test_busy_seconds_and_tokens_add_up_over_attempts_and_count_failed_work(tmp_path: Path) -> None:
     with Recorder(tmp_path).busy() as work:
         work.tokens = 30
-    with pytest.raises(ValueError, match="boom"), Recorder(tmp_path).busy() as work:
-        work.tokens = 12
-        raise ValueError("boom")
+
+    def break_down() -> None:
+        with Recorder(tmp_path).busy() as work:
+            work.tokens = 12
+            raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        break_down()
     seconds, tokens = work_done(tmp_path / "metrics.jsonl")
     assert tokens == 42
     assert 0 <= seconds < 5

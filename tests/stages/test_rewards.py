@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from stages.chat import parse_reply
-from stages.problems import RESPONSE_STYLES
-from stages.reinforcement import Prompt, Rollout, require_gradable
 from stages.errors import RewardError
+from stages.problems import RESPONSE_STYLES
 from stages.reasoning_rl import score
+from stages.reinforcement import Prompt, Rollout, require_gradable
 from stages.rewards.rewards import format_reward, preference_score
 
 WORKED = "<think>\n3+4=7\n</think>\n\n\\boxed{7}"
@@ -36,7 +36,9 @@ DIRECT = "<think>\n\n</think>\n\n\\boxed{7}"
         ("", False, True, 0.0),
     ],
 )
-def test_format_reward_pays_only_the_finished_reply_in_the_mode_asked_for(completion: str, thinking: bool, stopped: bool, reward: float) -> None:
+def test_format_reward_pays_only_the_finished_reply_in_the_mode_asked_for(
+    completion: str, thinking: bool, stopped: bool, reward: float
+) -> None:
     assert format_reward(parse_reply(completion), thinking=thinking, stopped=stopped) == reward
 
 
@@ -86,5 +88,5 @@ def test_reasoning_rl_score_gold_empty_misplaced_and_exploit() -> None:
 def test_require_gradable_gold_that_cannot_be_graded_is_a_reward_error() -> None:
     require_gradable([Prompt("text", "good", "3+4", "7", True)])
     for gold in ("", " ", "{", "1} \\boxed{1"):
-        with pytest.raises(RewardError, match="problem bad: its own gold answer .* is not graded right"):
+        with pytest.raises(RewardError, match=r"problem bad: its own gold answer .* is not graded right"):
             require_gradable([Prompt("text", "good", "3+4", "7", True), Prompt("text", "bad", "3+4", gold, True)])

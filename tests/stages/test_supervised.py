@@ -45,20 +45,28 @@ def test_check_rendering_examples_of_every_kind_pass(tokenizer: PreTrainedTokeni
 def test_check_rendering_prompt_tokens_that_do_not_open_the_text_are_an_artifact_error(tokenizer: PreTrainedTokenizerFast) -> None:
     text = "<|im_start|>user\nthe sum"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    cut = next(n for n in range(len(text) - 1, 0, -1) if ids[: len(part := tokenizer(text[:n], add_special_tokens=False)["input_ids"])] != part)
+    cut = next(
+        n for n in range(len(text) - 1, 0, -1) if ids[: len(part := tokenizer(text[:n], add_special_tokens=False)["input_ids"])] != part
+    )
     with pytest.raises(ArtifactError, match="the tokens of the prompt do not open the tokens of the training text"):
         check_rendering(tokenizer, [Example(text[:cut], text[cut:] + "<|im_end|>")], 64)
 
 
 @pytest.mark.parametrize("ending", ["", "\n", "<|im_end|>\n", "<|endoftext|>"])
-def test_check_rendering_text_that_does_not_end_in_the_stop_token_is_an_artifact_error(tokenizer: PreTrainedTokenizerFast, ending: str) -> None:
+def test_check_rendering_text_that_does_not_end_in_the_stop_token_is_an_artifact_error(
+    tokenizer: PreTrainedTokenizerFast, ending: str
+) -> None:
     example = Example("<|im_start|>user\n3+4<|im_end|>\n<|im_start|>assistant\n", f"\\boxed{{7}}{ending}")
     with pytest.raises(ArtifactError, match=r"the training text ends in .*, the stop token is '<\|im_end\|>'"):
         check_rendering(tokenizer, [example], 64)
 
 
 def test_fine_tune_loss_covers_the_completion_and_its_stop_token_only(
-    random_model: CheckpointRef, tokenizer: PreTrainedTokenizerFast, examples: list[Example], new_stage: NewStage, monkeypatch: pytest.MonkeyPatch
+    random_model: CheckpointRef,
+    tokenizer: PreTrainedTokenizerFast,
+    examples: list[Example],
+    new_stage: NewStage,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import trl
 
@@ -84,20 +92,29 @@ def test_fine_tune_learns_exports_and_reports(
     stage_dir = new_stage("cold_start")
     before = digest_of_folder(random_model.path)
     checkpoint, metrics = fine_tune(random_model, examples, CONFIG, stage_dir, 0, name="cold_start.model", card="# Card\n")
-    losses = [record["metrics"]["train/loss"] for record in read_records(stage_dir / "metrics.jsonl") if "train/loss" in record.get("metrics", {})]
+    losses = [
+        record["metrics"]["train/loss"] for record in read_records(stage_dir / "metrics.jsonl") if "train/loss" in record.get("metrics", {})
+    ]
     assert len(losses) == 60
     assert losses[-1] < 0.5 * losses[0]
     assert metrics["train/examples"] == 40
     assert (checkpoint.name, checkpoint.path, checkpoint.producer) == ("cold_start.model", stage_dir / "checkpoint", stage_dir.name)
     assert checkpoint.digest == digest_of_folder(checkpoint.path)
     assert (checkpoint.path / "README.md").read_text() == "# Card\n"
-    assert {path.name for path in checkpoint.path.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
-    assert not (stage_dir / "trainer").exists()
+    assert {path.name for path in checkpoint.path.iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "chat_template.jinja",
+    }
+    assert last_checkpoint(stage_dir) is None
     assert digest_of_folder(random_model.path) == before
 
 
 @pytest.mark.slow
-def test_fine_tune_killed_and_run_again_gives_the_same_bits(random_model: CheckpointRef, examples: list[Example], new_stage: NewStage) -> None:
+def test_fine_tune_killed_and_run_again_gives_the_same_bits(
+    random_model: CheckpointRef, examples: list[Example], new_stage: NewStage
+) -> None:
     def work(stage_dir: Path) -> CheckpointRef:
         return fine_tune(random_model, examples, CONFIG, stage_dir, 3, name="x", card="")[0]
 

@@ -24,22 +24,27 @@ NewStage = Callable[[str], Path]
 def test_last_checkpoint_is_the_newest_complete_one_by_number(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path) is None
     for name, complete in (("checkpoint-9", True), ("checkpoint-25", True), ("checkpoint-100", False), ("checkpoint-best", True)):
-        (tmp_path / "trainer" / name).mkdir(parents=True)
-        (tmp_path / "trainer" / name / "model.safetensors").touch()
+        folder = tmp_path / "trainer" / "train" / name
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").touch()
         if complete:
-            (tmp_path / "trainer" / name / "trainer_state.json").touch()
-    assert last_checkpoint(tmp_path) == tmp_path / "trainer" / "checkpoint-25"
+            (folder / "trainer_state.json").touch()
+    assert last_checkpoint(tmp_path) == tmp_path / "trainer" / "train" / "checkpoint-25"
 
 
-def test_export_checkpoint_loads_again_with_the_same_digest(
+def test_export_checkpoint_of_a_loaded_model_writes_the_same_weights_and_ends_the_phase(
     random_model: CheckpointRef, tokenizer: PreTrainedTokenizerFast, new_stage: NewStage
 ) -> None:
     stage_dir = new_stage("fusion")
-    (stage_dir / "trainer" / "checkpoint-1").mkdir(parents=True)
+    resumable = stage_dir / "trainer" / "train" / "checkpoint-1"
+    resumable.mkdir(parents=True)
+    (resumable / "trainer_state.json").touch()
     first = export_checkpoint(load_model(random_model), tokenizer, stage_dir, name="fusion.model", card="# A\n")
-    assert not (stage_dir / "trainer").exists()
+    assert not resumable.exists()
     second = export_checkpoint(load_model(first), load_tokenizer(first), new_stage("fusion"), name="fusion.model", card="# B\n")
-    assert first.digest == second.digest
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"):
+        assert (second.path / name).read_bytes() == (first.path / name).read_bytes()
+    assert not [path for path in second.path.glob("*.json") if str(first.path.parent) in path.read_text()]
 
 
 def test_export_checkpoint_that_does_not_hold_the_live_weights_is_an_artifact_error(
@@ -48,8 +53,8 @@ def test_export_checkpoint_that_does_not_hold_the_live_weights_is_an_artifact_er
     import torch
 
     model = load_model(random_model)
-    with torch.no_grad():  # an output head of its own, which a model that says it is tied does not save
-        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone() + 0.1)
+    with torch.no_grad():
+        model.model.rotary_emb.inv_freq.mul_(3)  # in the live model, but in no file
     with pytest.raises(ArtifactError, match=r"fusion\.model: logits moved by .* in the export"):
         export_checkpoint(model, tokenizer, new_stage("fusion"), name="fusion.model", card="")
 
@@ -77,7 +82,11 @@ def test_export_checkpoint_vocabulary_smaller_than_the_tokenizer_is_an_artifact_
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"pad_token": "<|im_end|>"}, "they must be two tokens"), ({"pad_token": None}, "they must be two tokens"), (None, "has no chat template")],
+    [
+        ({"pad_token": "<|im_end|>"}, "they must be two tokens"),
+        ({"pad_token": None}, "they must be two tokens"),
+        (None, "has no chat template"),
+    ],
 )
 def test_load_tokenizer_that_cannot_train_is_an_artifact_error(
     random_model: CheckpointRef, tmp_path: Path, change: dict[str, str | None] | None, message: str
