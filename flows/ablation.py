@@ -31,7 +31,17 @@ RESAMPLES = 9_999
 MODES = ("thinking", "non_thinking")
 FLAG_MODES = ("flag_think", "flag_no_think")
 _COLUMNS = (
-    "benchmark", "mode", "problem_id", "sample", "graded", "correct", "format_ok", "flag_followed", "tokens", "finish", "preference",
+    "benchmark",
+    "mode",
+    "problem_id",
+    "sample",
+    "graded",
+    "correct",
+    "format_ok",
+    "flag_followed",
+    "tokens",
+    "finish",
+    "preference",
 )
 _COLOURS = {"thinking": "#0072B2", "non_thinking": "#D55E00"}
 _LABELS = {"thinking": "thinking", "non_thinking": "non-thinking"}
@@ -211,8 +221,14 @@ def sign_flip_p_value(differences: Sequence[float], *, resamples: int = RESAMPLE
     if len(moved) < 2:
         return 1.0  # nothing moved, or one problem, whose two signs are equally extreme
     test = permutation_test(
-        (moved,), np.mean, permutation_type="samples", vectorized=True, n_resamples=resamples, batch=1_000,
-        alternative="two-sided", rng=np.random.default_rng(0),
+        (moved,),
+        np.mean,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=resamples,
+        batch=1_000,
+        alternative="two-sided",
+        rng=np.random.default_rng(0),
     )
     return min(1.0, float(test.pvalue))
 
@@ -268,10 +284,12 @@ def ablation_table(rows: Sequence[tuple[str, str | None, Path, float, int]]) -> 
     """
     tables = {node: read_samples(path) for node, _, path, _, _ in rows}
     tallies = {node: _tally(node, table) for node, table in tables.items()}
-    return AblationTable(tuple(
-        _row(node, parent if parent in tables else None, tables, tallies, seconds, tokens)._replace(parent=parent)
-        for node, parent, _, seconds, tokens in rows
-    ))
+    return AblationTable(
+        tuple(
+            _row(node, parent if parent in tables else None, tables, tallies, seconds, tokens)._replace(parent=parent)
+            for node, parent, _, seconds, tokens in rows
+        )
+    )
 
 
 def read_samples(path: Path) -> pa.Table:
@@ -472,9 +490,16 @@ def _rate_table(rows: Sequence[Row]) -> Table:
         table.add_column(name, justify="right", no_wrap=narrowest is None, min_width=narrowest)
     for row in rows:
         table.add_row(
-            row.node, row.parent or "", _percent(row.format_rate), _percent(row.flag_rate), _percent(row.stop_rate), _preferred(row),
+            row.node,
+            row.parent or "",
+            _percent(row.format_rate),
+            _percent(row.flag_rate),
+            _percent(row.stop_rate),
+            _preferred(row),
             *(f"{length:.0f}" if (length := lengths[mode][row.node]) is not None else "" for mode in MODES),
-            str(sum(cell.not_graded for cell in row.cells)), f"{row.tokens:,}", f"{row.seconds:.0f}",
+            str(sum(cell.not_graded for cell in row.cells)),
+            f"{row.tokens:,}",
+            f"{row.seconds:.0f}",
         )
     return table
 
@@ -560,20 +585,36 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], benchmark: str, scores: Mapping
             if row.parent in cells and row.parent is not None:
                 straight = place[row.node] - place[row.parent] == 1
                 axes.plot(
-                    [place[row.parent] + offset, x], [cells[row.parent].mean, cell.mean], color=colour, zorder=2,
-                    linewidth=1.6 if straight else 0.9, linestyle="-" if straight else (0, (2, 3)), alpha=0.8 if straight else 0.5,
+                    [place[row.parent] + offset, x],
+                    [cells[row.parent].mean, cell.mean],
+                    color=colour,
+                    zorder=2,
+                    linewidth=1.6 if straight else 0.9,
+                    linestyle="-" if straight else (0, (2, 3)),
+                    alpha=0.8 if straight else 0.5,
                 )
             axes.errorbar(
-                x, cell.mean, yerr=[[max(0.0, cell.mean - cell.low)], [max(0.0, cell.high - cell.mean)]], color=colour, capsize=3,
-                linewidth=1.2, zorder=3,
+                x,
+                cell.mean,
+                yerr=[[max(0.0, cell.mean - cell.low)], [max(0.0, cell.high - cell.mean)]],
+                color=colour,
+                capsize=3,
+                linewidth=1.2,
+                zorder=3,
             )
             differs = cell.p_value is not None and cell.p_value < SIGNIFICANCE
             axes.plot(x, cell.mean, "o", color=colour, markersize=6, markerfacecolor=colour if differs else "white", zorder=4)
             other = [scores[benchmark, name][row.node].mean for name in modes if name != mode and row.node in scores[benchmark, name]]
             above = not other or cell.mean > other[0] or (cell.mean == other[0] and mode == MODES[0])
             axes.annotate(
-                f"{cell.mean:.2f}", (x, cell.high if above else cell.low), (0, 3 if above else -3), textcoords="offset points",
-                ha="center", va="bottom" if above else "top", fontsize=7, color=colour,
+                f"{cell.mean:.2f}",
+                (x, cell.high if above else cell.low),
+                (0, 3 if above else -3),
+                textcoords="offset points",
+                ha="center",
+                va="bottom" if above else "top",
+                fontsize=7,
+                color=colour,
             )
     sizes = _sizes(scores, benchmark, modes)
     axes.set_title(f"{benchmark.replace('_', ' ')}{sizes}", fontsize=9, loc="left")

@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from stages.config import Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Mode = Literal["thinking", "non_thinking"]
 
@@ -28,7 +31,7 @@ class Claim(Settings):
     )
     stage: str = Field(description="The stage the claim is about.")
     than: str | None = Field(None, description="The stage it is compared with; not used by `flag_followed`.")
-    benchmark: str = Field("in_distribution", description="Benchmark of the scores.")
+    benchmark: str | None = Field(None, description="Benchmark of the scores; for `better` and `not_worse`.")
     mode: Mode = Field("thinking", description="Mode of `stage`'s score.")
     than_mode: Mode = Field("thinking", description="Mode of `than`'s score.")
     at_least: float | None = Field(None, ge=0, le=1, description="Lowest rate that bears out `flag_followed`.")
@@ -36,7 +39,11 @@ class Claim(Settings):
     @model_validator(mode="after")
     def _is_whole(self) -> Claim:
         if (self.kind == "flag_followed") != (self.than is None) or (self.kind == "flag_followed") != (self.at_least is not None):
-            raise ValueError(f"a claim of kind {self.kind} needs {'at_least and no than' if self.kind == 'flag_followed' else 'than and no at_least'}")
+            raise ValueError(
+                f"a claim of kind {self.kind} needs {'at_least and no than' if self.kind == 'flag_followed' else 'than and no at_least'}"
+            )
+        if (self.kind in ("better", "not_worse")) != (self.benchmark is not None):
+            raise ValueError(f"a claim of kind {self.kind} needs {'a' if self.benchmark is None else 'no'} benchmark")
         return self
 
     def __str__(self) -> str:
@@ -70,7 +77,7 @@ def judge(claim: Claim, samples: Sequence[Mapping[str, Path]]) -> Finding:
 
     Raises DataError when two evaluations share no problem.
     """
-    from flows.ablation import SIGNIFICANCE, paired_differences, pooled_test, preference_differences, score_interval, problem_scores
+    from flows.ablation import SIGNIFICANCE, paired_differences, pooled_test, preference_differences, problem_scores, score_interval
 
     if claim.kind == "flag_followed":
         followed = [_flags(seed[claim.stage]) for seed in samples]
@@ -83,17 +90,37 @@ def judge(claim: Claim, samples: Sequence[Mapping[str, Path]]) -> Finding:
     if claim.kind == "preferred":
         differences = [preference_differences(seed[claim.than], seed[claim.stage]) for seed in samples]
     else:
+        assert claim.benchmark is not None
         differences = [
-            paired_differences(seed[claim.than], seed[claim.stage], claim.benchmark, claim.than_mode, after_mode=claim.mode) for seed in samples
+            paired_differences(seed[claim.than], seed[claim.stage], claim.benchmark, claim.than_mode, after_mode=claim.mode)
+            for seed in samples
         ]
     test = pooled_test(differences)
     if claim.kind == "not_worse":
+        assert claim.benchmark is not None
         before = [score for seed in samples for score in problem_scores(seed[claim.than], claim.benchmark, claim.than_mode)]
         width = math.fsum(before) / len(before) - score_interval(before, len(before))[0]
         holds = test.difference >= -width
     else:
         holds = test.difference > 0 and test.p_value < SIGNIFICANCE
     return Finding(claim, holds, test.effects, test.difference, test.low, test.high, test.p_value, test.n_problems)
+
+
+def render(findings: Sequence[Finding], console: Console) -> None:
+    """Print one line a claim: whether it holds, the pooled effect with interval and p, and each seed's effect."""
+    from rich.table import Table
+
+    table = Table("claim", "holds", "pooled effect", "p", "n", "each seed", title="Claims over all seeds", title_justify="left")
+    for finding in findings:
+        table.add_row(
+            str(finding.claim),
+            "[green]yes[/green]" if finding.holds else "[bold red]NO[/bold red]",
+            f"{finding.value:+.3f} [{finding.low:+.3f}, {finding.high:+.3f}]".replace("[", "\\["),
+            "" if finding.p_value is None else f"{finding.p_value:.4f}",
+            str(finding.n),
+            "  ".join(f"{effect:+.3f}" for effect in finding.effects),
+        )
+    console.print(table)
 
 
 def _flags(path: Path) -> list[float]:

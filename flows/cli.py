@@ -21,7 +21,7 @@ import typer
 
 from flows.plan import Step, home_folder, make_plan, read_state, remember
 from flows.recipe import Recipe, load_recipe, recipe_names
-from stages.errors import ArtifactError, PosttrainError, ServerError
+from stages.errors import ArtifactError, ConfigError, PosttrainError, ServerError
 
 if TYPE_CHECKING:
     from flows.ablation import AblationTable
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="The post-training recipe, from curation to the ablation table. Start with: posttrain run tiny",
-    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 RecipeName = Annotated[str, typer.Argument(help=f"One of {', '.join(recipe_names())}, or the path of a .yaml file.", metavar="RECIPE")]
@@ -151,6 +154,58 @@ def table(recipe: RecipeName, as_json: Json = False) -> None:
 
 
 @app.command()
+def claims(
+    recipe: RecipeName,
+    seeds: Annotated[str, typer.Option(help="Seeds to run the recipe with, comma-separated.")] = "0,1,2",
+    set_: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Run a recipe with several seeds and judge what it claims about its stages; exit status 1 when a claim fails.
+
+    Finished stages are reused. A claim is judged on the problems of all seeds together, paired.
+
+    Example: posttrain claims tiny --seeds 0,1,2
+    """
+    with _reported(as_json) as screen:
+        from flows.claims import judge, render
+
+        numbers = _seeds(seeds)
+        if not (stated := load_recipe(recipe, set_ or []).claims):
+            raise ConfigError(f"the recipe {recipe} states no claims; list them under `claims`")
+        samples = []
+        for number in numbers:
+            overrides = [*(set_ or []), f"seed={number}"]
+            screen.say(f"seed {number}")
+            checked = load_recipe(recipe, overrides)
+            if any(step.action != "reuse" for step in make_plan(checked, home_folder())):
+                _show(screen, _conduct(screen, recipe, overrides, None, time.monotonic()), as_json=False)
+            results = {step.node.name: step.result for step in make_plan(checked, home_folder())}
+            samples.append(
+                {
+                    node.inputs["model"].node: result.outputs["samples"].path
+                    for node in checked.nodes
+                    if node.stage == "evaluation" and (result := results[node.name]) is not None
+                }
+            )
+        findings = [judge(claim, samples) for claim in stated]
+        render(findings, screen.console)
+        if as_json:
+            _write([finding._asdict() | {"claim": str(finding.claim)} for finding in findings])
+        if not all(finding.holds for finding in findings):
+            sys.exit(1)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--seeds {text}: must be whole numbers separated by commas, for instance 0,1,2") from error
+    if len(set(numbers)) < len(numbers):
+        raise ConfigError(f"--seeds {text}: a seed is given twice; one seed counts once")
+    return numbers
+
+
+@app.command()
 def sync(as_json: Json = False) -> None:
     """Send to MLflow what it could not take while it was away.
 
@@ -240,8 +295,12 @@ def _outcome_json(found: AblationTable | None, spent: Totals, links: Any) -> dic
 
 def _as_json(step: Step) -> dict[str, Any]:
     return {
-        "node": step.node.name, "stage": step.node.stage, "action": step.action, "why": step.why,
-        "fingerprint": step.fingerprint, "folder": str(step.folder) if step.folder else None,
+        "node": step.node.name,
+        "stage": step.node.stage,
+        "action": step.action,
+        "why": step.why,
+        "fingerprint": step.fingerprint,
+        "folder": str(step.folder) if step.folder else None,
     }
 
 

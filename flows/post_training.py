@@ -81,8 +81,11 @@ def _open(recipe: Recipe, stage: str | None) -> tuple[RecipeRun, dict[str, Outpu
     tracker = Tracker(os.environ["MLFLOW_TRACKING_URI"], recipe.name, home)
     tracker.reap()
     tracking_run = tracker.start_recipe(
-        variant=f"{whole.variant} (only {stage})" if stage else whole.variant, overrides=dict(whole.overrides), recipe_yaml=whole.text,
-        config_hash=whole.config_hash, prefect_url=url_for("flow-run", flow_run.id),
+        variant=f"{whole.variant} (only {stage})" if stage else whole.variant,
+        overrides=dict(whole.overrides),
+        recipe_yaml=whole.text,
+        config_hash=whole.config_hash,
+        prefect_url=url_for("flow-run", flow_run.id),
     )
     return RecipeRun(recipe, home, tracker, tracking_run, screen(), stage), handles, [_row(step) for step in steps]
 

@@ -19,13 +19,14 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from flows.claims import Claim
 from stages.config import STAGES, StageConfig
 from stages.errors import ConfigError
 from stages.problems import seed_of
 
 RECIPES = Path(__file__).parent / "recipes"
-_KEYS = ("name", "description", "seed", "models", "evaluation", "stages")
-_SORTS = {str: "text", int: "whole number", dict: "mapping"}
+_KEYS = ("name", "description", "seed", "models", "evaluation", "stages", "claims")
+_SORTS = {str: "text", int: "whole number", dict: "mapping", list: "list"}
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -61,6 +62,7 @@ class Recipe:
     models: Mapping[str, str]
     nodes: tuple[Node, ...]
     overrides: Mapping[str, str]
+    claims: tuple[Claim, ...]
     text: str
     """The recipe as resolved: YAML with the overrides in place."""
 
@@ -118,10 +120,12 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
         nodes += _node(str(name), dict(content or {}), raw["seed"], models, nodes, faults)
     if raw.get("evaluation") is not None:
         nodes = _with_evaluations(nodes, dict(raw["evaluation"]), raw["seed"], models, faults)
+    scored = [node.inputs["model"].node for node in nodes if node.stage == "evaluation"]
+    claims = [_claim(index, content, scored, faults) for index, content in enumerate(raw.get("claims") or [])]
     if faults:
         raise ConfigError("\n".join(f"{path.name}: {fault}" for fault in dict.fromkeys(faults)))
     text = yaml.safe_dump(raw, sort_keys=False, allow_unicode=True)
-    return Recipe(raw["name"], raw.get("description", ""), raw["seed"], models, tuple(nodes), settings, text)
+    return Recipe(raw["name"], raw.get("description", ""), raw["seed"], models, tuple(nodes), settings, tuple(claims), text)
 
 
 # ---- reading --------------------------------------------------------------------------------
@@ -164,7 +168,7 @@ def _check_keys(raw: dict[str, Any], path: Path) -> None:
         if key not in _KEYS:
             raise ConfigError(f"{path.name}: {key}: a recipe has no such key; {_nearest(str(key), _KEYS)}")
     raw.setdefault("seed", 0)
-    kinds = {"name": str, "description": str, "seed": int, "models": dict, "evaluation": dict, "stages": dict}
+    kinds = {"name": str, "description": str, "seed": int, "models": dict, "evaluation": dict, "stages": dict, "claims": list}
     for key, kind in kinds.items():
         value = raw.get(key)
         if (value is not None or key in ("name", "stages")) and (not isinstance(value, kind) or isinstance(value, bool)):
@@ -232,6 +236,18 @@ def _settings(name: str, kind: type[StageConfig], content: dict[str, Any], fault
     except ValidationError as error:
         faults.extend(_explain(name, kind, dict(fault)) for fault in error.errors())
         return kind.model_construct()
+
+
+def _claim(index: int, content: Any, scored: Sequence[str], faults: list[str]) -> Claim:
+    try:
+        claim = Claim.model_validate(content)
+    except ValidationError as error:
+        faults.extend(_explain(f"claims[{index}]", Claim, dict(fault)) for fault in error.errors())
+        return Claim.model_construct()
+    for name in filter(None, (claim.stage, claim.than)):
+        if name not in scored:
+            faults.append(f"claims[{index}] = {name!r}: must name a model that the recipe evaluates; {_nearest(name, list(scored))}")
+    return claim
 
 
 def _explain(name: str, kind: type[BaseModel], fault: dict[str, Any]) -> str:
@@ -331,9 +347,7 @@ def _node(name: str, content: dict[str, Any], seed: int, models: dict[str, str],
     return [Node(name, kind, config, inputs, seed_of(seed, name))]
 
 
-def _with_evaluations(
-    declared: list[Node], evaluation: dict[str, Any], seed: int, models: dict[str, str], faults: list[str]
-) -> list[Node]:
+def _with_evaluations(declared: list[Node], evaluation: dict[str, Any], seed: int, models: dict[str, str], faults: list[str]) -> list[Node]:
     """Insert an evaluation before the first user of a base model and after every node that writes `model`."""
     value = evaluation.pop("benchmarks", None)
     benchmarks = _source(f"evaluation.benchmarks = {value!r}", "benchmarks", "dataset", value, models, declared, faults)

@@ -143,6 +143,7 @@ def up(home: Path, say: Say = print) -> None:
 @contextmanager
 def stopping_on_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP act like Ctrl-C in the block, so that it is left in good order. A signal that is ignored stays so (nohup)."""
+
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
@@ -262,7 +263,11 @@ def _start(home: Path, kind: str, port: int) -> Server:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
             [sys.executable, "-c", _TIED, str(os.getpid()), *command],
             env={**keep, **_common_settings(), **settings, "PYTHONSAFEPATH": "1", _MARK: str(home)},
-            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=home, start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=home,
+            start_new_session=True,
         )
     return Server(kind, address, process, log)
 
@@ -293,9 +298,24 @@ def _mlflow(home: Path, port: int) -> tuple[list[str], str, dict[str, str]]:
     """Command, address and settings of the MLflow server: loopback, one worker, no job runner, no telemetry, SQLite under the home."""
     hosts = [f"127.0.0.1:{port}", f"localhost:{port}"]
     command = [
-        sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-        "--backend-store-uri", f"sqlite:///{home}/mlflow.db", "--artifacts-destination", str(home / "artifacts"),
-        "--allowed-hosts", ",".join(hosts), "--cors-allowed-origins", ",".join(f"http://{host}" for host in hosts),
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        "--backend-store-uri",
+        f"sqlite:///{home}/mlflow.db",
+        "--artifacts-destination",
+        str(home / "artifacts"),
+        "--allowed-hosts",
+        ",".join(hosts),
+        "--cors-allowed-origins",
+        ",".join(f"http://{host}" for host in hosts),
     ]
     return command, f"http://127.0.0.1:{port}", {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
@@ -317,8 +337,11 @@ def _common_settings() -> dict[str, str]:
     """Telemetry off, and no proxy between this machine and itself."""
     direct = ",".join(dict.fromkeys([*filter(None, os.environ.get("NO_PROXY", "").split(",")), "127.0.0.1", "localhost"]))
     return {
-        "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GIT_PYTHON_REFRESH": "quiet",
-        "NO_PROXY": direct, "no_proxy": direct,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+        "GIT_PYTHON_REFRESH": "quiet",
+        "NO_PROXY": direct,
+        "no_proxy": direct,
     }
 
 

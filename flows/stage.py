@@ -105,20 +105,36 @@ def _recorded_launch(run: RecipeRun, step: Step, inputs: Outputs, index: int, li
     assert step.fingerprint is not None
     config = node.config.model_dump(mode="json")
     content = {
-        "stage": node.stage, "node": node.name, "fingerprint": step.fingerprint, "key": step.key, "config": config,
-        "inputs": {name: ref.model_dump(mode="json") for name, ref in inputs.items()}, "seed": node.seed,
+        "stage": node.stage,
+        "node": node.name,
+        "fingerprint": step.fingerprint,
+        "key": step.key,
+        "config": config,
+        "inputs": {name: ref.model_dump(mode="json") for name, ref in inputs.items()},
+        "seed": node.seed,
     }
     record = run.tracker.start_stage(
-        node=node.name, stage=node.stage, index=index, recipe_run=run.tracking_run, variant=run.recipe.variant,
-        fingerprint=step.fingerprint, config=config, inputs=inputs, seed=node.seed, prefect_url=url_for("flow-run", flow_run.id),
+        node=node.name,
+        stage=node.stage,
+        index=index,
+        recipe_run=run.tracking_run,
+        variant=run.recipe.variant,
+        fingerprint=step.fingerprint,
+        config=config,
+        inputs=inputs,
+        seed=node.seed,
+        prefect_url=url_for("flow-run", flow_run.id),
     )
     forwarders: list[Forwarder] = []
     result: StageResult | None = None
     status: Status = "KILLED"
     try:
         result = launch(
-            folder, content, on_start=lambda: forwarders.append(run.tracker.follow(record, folder / METRICS)),
-            on_record=live.record, on_lines=live.lines,
+            folder,
+            content,
+            on_start=lambda: forwarders.append(run.tracker.follow(record, folder / METRICS)),
+            on_record=live.record,
+            on_lines=live.lines,
         )
         status = "FINISHED"
         return result

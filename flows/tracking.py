@@ -77,34 +77,70 @@ class Tracker:
         self._told: set[str] = set()
         self._experiments: dict[str, str] = {}
         self._perform: dict[str, Callable[[Call], str]] = {
-            "start_recipe": self._start_recipe, "start_stage": self._start_stage, "finish_stage": self._finish_stage,
-            "reuse_stage": self._reuse_stage, "finish_recipe": self._finish_recipe,
+            "start_recipe": self._start_recipe,
+            "start_stage": self._start_stage,
+            "finish_stage": self._finish_stage,
+            "reuse_stage": self._reuse_stage,
+            "finish_recipe": self._finish_recipe,
         }
 
     # What the flows call
 
     def start_recipe(
-        self, *, variant: str, overrides: dict[str, str], recipe_yaml: str, config_hash: str, prefect_url: str | None,
+        self,
+        *,
+        variant: str,
+        overrides: dict[str, str],
+        recipe_yaml: str,
+        config_hash: str,
+        prefect_url: str | None,
         commit: str | None = None,
     ) -> str:
         """Open the run of a recipe. Returns its id."""
         return self._do(
-            "start_recipe", starts_run=True, variant=variant, overrides=overrides, recipe_yaml=recipe_yaml, config_hash=config_hash,
-            prefect_url=prefect_url, commit=commit, owner=_owner(),
+            "start_recipe",
+            starts_run=True,
+            variant=variant,
+            overrides=overrides,
+            recipe_yaml=recipe_yaml,
+            config_hash=config_hash,
+            prefect_url=prefect_url,
+            commit=commit,
+            owner=_owner(),
         )
 
     def start_stage(
-        self, *, node: str, stage: str, index: int, recipe_run: str, variant: str, fingerprint: str, config: dict[str, Any],
-        inputs: Handles, seed: int, prefect_url: str | None,
+        self,
+        *,
+        node: str,
+        stage: str,
+        index: int,
+        recipe_run: str,
+        variant: str,
+        fingerprint: str,
+        config: dict[str, Any],
+        inputs: Handles,
+        seed: int,
+        prefect_url: str | None,
     ) -> str:
         """Open the run of a stage, or of an evaluation (`stage="evaluation"`): nested in the run that made its `model` input.
 
         index: place of the node in the recipe, from 0. Returns the run id.
         """
         return self._do(
-            "start_stage", starts_run=True, node=node, stage=stage, index=index, recipe_run=recipe_run, variant=variant,
-            fingerprint=fingerprint, config=config, inputs={name: ref.model_dump(mode="json") for name, ref in inputs.items()},
-            seed=seed, prefect_url=prefect_url, owner=_owner(),
+            "start_stage",
+            starts_run=True,
+            node=node,
+            stage=stage,
+            index=index,
+            recipe_run=recipe_run,
+            variant=variant,
+            fingerprint=fingerprint,
+            config=config,
+            inputs={name: ref.model_dump(mode="json") for name, ref in inputs.items()},
+            seed=seed,
+            prefect_url=prefect_url,
+            owner=_owner(),
         )
 
     def follow(self, run_id: str, metrics_file: Path) -> Forwarder:
@@ -120,7 +156,12 @@ class Tracker:
         log: the stage folder's log.txt; the rest of the folder's metrics.jsonl is sent from beside it.
         """
         self._do(
-            "finish_stage", run_id=run_id, recipe_run=recipe_run, node=node, status=status, log=None if log is None else str(log),
+            "finish_stage",
+            run_id=run_id,
+            recipe_run=recipe_run,
+            node=node,
+            status=status,
+            log=None if log is None else str(log),
             result=None if result is None else result.model_dump(mode="json"),
         )
 
@@ -134,16 +175,23 @@ class Tracker:
         """Record the ablation table (metrics at step = row, artifact, figure, note with links), close the run, write the views."""
         rows = [] if table is None else [{**row._asdict(), "cells": [cell._asdict() for cell in row.cells]} for row in table.rows]
         self._do(
-            "finish_recipe", run_id=run_id, rows=rows, figure=None if figure is None else str(figure),
-            table_json=None if table_json is None else str(table_json), status=status,
+            "finish_recipe",
+            run_id=run_id,
+            rows=rows,
+            figure=None if figure is None else str(figure),
+            table_json=None if table_json is None else str(table_json),
+            status=status,
         )
 
     def find_stage(self, fingerprint: str) -> str | None:
         """The newest finished run with this fingerprint, or None (also when MLflow cannot say)."""
+
         def search() -> str | None:
             runs = self._client.search_runs(
-                [self._experiment(self.recipe)], f"tags.fingerprint = '{fingerprint}' AND attributes.status = 'FINISHED'",
-                order_by=["attributes.end_time DESC"], max_results=1,
+                [self._experiment(self.recipe)],
+                f"tags.fingerprint = '{fingerprint}' AND attributes.status = 'FINISHED'",
+                order_by=["attributes.end_time DESC"],
+                max_results=1,
             )
             return str(runs[0].info.run_id) if runs else None
 
@@ -151,6 +199,7 @@ class Tracker:
 
     def reap(self) -> list[str]:
         """Close runs that still claim to run although their process on this machine is gone. Returns their names."""
+
         def close() -> list[str]:
             closed = []
             for run in self._client.search_runs([self._experiment(self.recipe)], "attributes.status = 'RUNNING'"):
@@ -236,7 +285,8 @@ class Tracker:
                 self._away_until = time.monotonic() + self._away_s
                 self._away_s = min(2 * self._away_s, AWAY_S[1])
                 self._tell(
-                    "away", f"MLflow at {self.uri} does not answer ({_short(error)}). The run goes on; its records are kept "
+                    "away",
+                    f"MLflow at {self.uri} does not answer ({_short(error)}). The run goes on; its records are kept "
                     f"under {self.home} and sent when it answers again, or by `posttrain sync`",
                 )
                 return None
@@ -246,7 +296,8 @@ class Tracker:
     def _tell_refused(self, error: Exception) -> None:
         text = _short(error)
         self._tell(
-            text[:80], f"MLflow at {self.uri} did not take a record: {text}. The run goes on; the stage folders keep everything",
+            text[:80],
+            f"MLflow at {self.uri} did not take a record: {text}. The run goes on; the stage folders keep everything",
         )
 
     def _tell(self, key: str, text: str) -> None:
@@ -274,8 +325,13 @@ class Tracker:
     def _start_recipe(self, call: Call) -> str:
         given, variant = call.arguments, call.arguments["variant"]
         tags = {
-            "kind": "recipe", "recipe": call.recipe, "variant": variant, "config_hash": given["config_hash"], "owner": given["owner"],
-            "mlflow.runColor": self._colour(call.recipe, variant), "mlflow.user": _user(),
+            "kind": "recipe",
+            "recipe": call.recipe,
+            "variant": variant,
+            "config_hash": given["config_hash"],
+            "owner": given["owner"],
+            "mlflow.runColor": self._colour(call.recipe, variant),
+            "mlflow.user": _user(),
             "mlflow.source.name": f"posttrain run {call.recipe}",
             **({"prefect": given["prefect_url"]} if given["prefect_url"] else {}),
             **({"mlflow.source.git.commit": given["commit"]} if given["commit"] else {}),
@@ -293,10 +349,18 @@ class Tracker:
         is_evaluation = given["stage"] == "evaluation"
         models = {name: self._model(call, ref) for name, ref in inputs.items() if isinstance(ref, CheckpointRef)}
         tags = {
-            "kind": "eval" if is_evaluation else "stage", "stage": _place(given["index"], given["node"]), "node": given["node"],
-            "stage_kind": given["stage"], "recipe": call.recipe, "recipe_run": given["recipe_run"], "variant": given["variant"],
-            "fingerprint": given["fingerprint"], "owner": given["owner"], "mlflow.runColor": self._colour(call.recipe, given["variant"]),
-            "mlflow.user": _user(), "mlflow.source.name": f"stages/{given['stage']}.py",
+            "kind": "eval" if is_evaluation else "stage",
+            "stage": _place(given["index"], given["node"]),
+            "node": given["node"],
+            "stage_kind": given["stage"],
+            "recipe": call.recipe,
+            "recipe_run": given["recipe_run"],
+            "variant": given["variant"],
+            "fingerprint": given["fingerprint"],
+            "owner": given["owner"],
+            "mlflow.runColor": self._colour(call.recipe, given["variant"]),
+            "mlflow.user": _user(),
+            "mlflow.source.name": f"stages/{given['stage']}.py",
             **({"prefect": given["prefect_url"]} if given["prefect_url"] else {}),
         }
         scored = models.get("model") if is_evaluation else None
@@ -309,10 +373,14 @@ class Tracker:
         if datasets or known:
             self._client.log_inputs(run, datasets=datasets, models=known)
         self._client.log_dict(run, given["config"], "config.json")
-        self._note(run, [
-            _link("Recipe run", f"#/experiments/{experiment}/runs/{given['recipe_run']}"), _link("Prefect run", given["prefect_url"]),
-            *(f"- {name}: `{ref.name}` ({ref.digest[:12]}), {ref.path}" for name, ref in inputs.items()),
-        ])
+        self._note(
+            run,
+            [
+                _link("Recipe run", f"#/experiments/{experiment}/runs/{given['recipe_run']}"),
+                _link("Prefect run", given["prefect_url"]),
+                *(f"- {name}: `{ref.name}` ({ref.digest[:12]}), {ref.path}" for name, ref in inputs.items()),
+            ],
+        )
         self._point(given["recipe_run"], given["node"], run, is_evaluation=is_evaluation)
         return run
 
@@ -390,7 +458,9 @@ class Tracker:
         pieces = max(1, math.ceil(len(metrics) / _BATCH), math.ceil(len(params) / _PARAMS))
         for i in range(pieces):
             self._client.log_batch(
-                run, metrics=metrics[i * _BATCH : (i + 1) * _BATCH], params=params[i * _PARAMS : (i + 1) * _PARAMS],
+                run,
+                metrics=metrics[i * _BATCH : (i + 1) * _BATCH],
+                params=params[i * _PARAMS : (i + 1) * _PARAMS],
                 tags=[RunTag(key, value) for key, value in (tags or {}).items()],
             )
         return run
@@ -407,7 +477,9 @@ class Tracker:
         live = self._client.get_run(run).data.metrics
         values = {
             **{_name(name): value for name, value in result.metrics.items() if _name(name) not in live},
-            "cost/seconds": result.seconds, "cost/busy_seconds": result.busy_seconds, "cost/tokens": float(result.tokens),
+            "cost/seconds": result.seconds,
+            "cost/busy_seconds": result.busy_seconds,
+            "cost/tokens": float(result.tokens),
             "cost/peak_memory_mib": result.peak_memory_mib,
         }
         self._batch(run, [Metric(name, value, time_ms, 0) for name, value in values.items() if math.isfinite(value)])
@@ -438,10 +510,18 @@ class Tracker:
             used[benchmark] = DatasetInput(dataset, [InputTag("mlflow.data.context", "eval")])
             what = "accuracy" if name.startswith("eval/") else "tokens"
             at = time_ms + list(used).index(benchmark)  # MLflow tells a model's metrics apart by name and time, not by data set
-            on_model.append(Metric(
-                f"{what}_{mode}", round(value, 4), at, 0,
-                model_id=model, dataset_name=dataset.name, dataset_digest=dataset.digest, run_id=run,
-            ))
+            on_model.append(
+                Metric(
+                    f"{what}_{mode}",
+                    round(value, 4),
+                    at,
+                    0,
+                    model_id=model,
+                    dataset_name=dataset.name,
+                    dataset_digest=dataset.digest,
+                    run_id=run,
+                )
+            )
             key, step = (f"budget/{benchmark}", int(budget)) if budget and what == "accuracy" else (name, 0)
             on_parent.append(Metric(_name(key), round(value, 4), time_ms, step))
         if used:
@@ -460,9 +540,17 @@ class Tracker:
             return None
         else:
             tags = {
-                "kind": "stage", "stage": _place(0, ref.name), "node": ref.name, "stage_kind": "given", "recipe": call.recipe,
-                "variant": "given", "fingerprint": ref.digest, "mlflow.user": _user(), "mlflow.source.name": str(ref.path),
-                "mlflow.note.content": f"Model that the recipe starts from: {ref.path}", "mlflow.runColor": "#7f7f7f",
+                "kind": "stage",
+                "stage": _place(0, ref.name),
+                "node": ref.name,
+                "stage_kind": "given",
+                "recipe": call.recipe,
+                "variant": "given",
+                "fingerprint": ref.digest,
+                "mlflow.user": _user(),
+                "mlflow.source.name": str(ref.path),
+                "mlflow.note.content": f"Model that the recipe starts from: {ref.path}",
+                "mlflow.runColor": "#7f7f7f",
             }
             maker = self._create(call, ref.name, tags)
             model = self._store(maker, tags, "model", ref)
@@ -481,10 +569,18 @@ class Tracker:
         label = tags["node"] if output in ("model", tags["node"]) else f"{tags['node']}-{output}"
         variant = "" if tags["stage_kind"] == "given" else f"-{tags['variant']}"
         model = self._client.create_logged_model(
-            experiment, name=re.sub(r"[/:.%\"']", "_", label + variant), source_run_id=run, model_type="checkpoint",
+            experiment,
+            name=re.sub(r"[/:.%\"']", "_", label + variant),
+            source_run_id=run,
+            model_type="checkpoint",
             tags={
-                "node": tags["node"], "stage": tags["stage"], "variant": tags["variant"], "recipe": tags["recipe"],
-                "fingerprint": tags["fingerprint"], "digest": ref.digest, "path": str(ref.path),
+                "node": tags["node"],
+                "stage": tags["stage"],
+                "variant": tags["variant"],
+                "recipe": tags["recipe"],
+                "fingerprint": tags["fingerprint"],
+                "digest": ref.digest,
+                "path": str(ref.path),
             },
         )
         try:
@@ -645,7 +741,10 @@ def _params(config: Mapping[str, Any]) -> list[Param]:
 
 def _dataset_input(ref: DatasetRef, context: str) -> DatasetInput:
     dataset = Dataset(
-        name=ref.name, digest=ref.digest[:_DIGEST_CHARACTERS], source_type="local", source=json.dumps({"uri": ref.path.as_uri()}),
+        name=ref.name,
+        digest=ref.digest[:_DIGEST_CHARACTERS],
+        source_type="local",
+        source=json.dumps({"uri": ref.path.as_uri()}),
         profile=json.dumps({"rows": ref.rows}),
     )
     return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
@@ -687,15 +786,13 @@ def _is_score(name: str) -> bool:
     return name.startswith("eval/") and _SCORE.match(name) is not None and "_flag_" not in name
 
 
-def _score_order(score: str) -> tuple[bool, str]:
-    return not score.startswith("in_distribution"), score.replace("non_thinking", "z")
+def _score_order(score: str) -> str:
+    return score.replace("non_thinking", "z")
 
 
 def _scores(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """`<benchmark>_<mode>` to cell, thinking budgets and flag checks left out."""
-    return {
-        f"{cell['benchmark']}_{cell['mode']}": cell for cell in row["cells"] if not cell["mode"].startswith(("budget_", "flag_"))
-    }
+    return {f"{cell['benchmark']}_{cell['mode']}": cell for cell in row["cells"] if not cell["mode"].startswith(("budget_", "flag_"))}
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -56,10 +56,22 @@ def meaning(metric: str) -> dict[str, str] | None:
 def line(metric: str) -> dict[str, Any]:
     """A chart of the metric over its steps, one line a run."""
     return {
-        **_chart("LINE", metric), "metricKey": metric, "selectedMetricKeys": [metric], "selectedYAxisMetricKey": metric,
-        "yAxisKey": "metric", "yAxisExpressions": [], "xAxisKey": "step", "xAxisScaleType": "linear", "scaleType": "linear",
-        "lineSmoothness": 0, "ignoreOutliers": False, "selectedXAxisMetricKey": "", "displayPoints": True,
-        "range": {"xMin": None, "xMax": None, "yMin": None, "yMax": None}, "useGlobalLineSmoothing": False, "useGlobalXaxisKey": False,
+        **_chart("LINE", metric),
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
+        "selectedYAxisMetricKey": metric,
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "xAxisKey": "step",
+        "xAxisScaleType": "linear",
+        "scaleType": "linear",
+        "lineSmoothness": 0,
+        "ignoreOutliers": False,
+        "selectedXAxisMetricKey": "",
+        "displayPoints": True,
+        "range": {"xMin": None, "xMax": None, "yMin": None, "yMax": None},
+        "useGlobalLineSmoothing": False,
+        "useGlobalXaxisKey": False,
     }
 
 
@@ -83,18 +95,37 @@ def encode(view: View) -> tuple[str, str]:
     grouped = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": view.group_by_tag}]}
     widths = {**_FIRST_COLUMNS, **{column: _PADDING_PIXELS + _CHARACTER_PIXELS * len(column.split("`")[1]) for column in view.columns}}
     state = {
-        "searchFilter": view.filter, "orderByKey": tag(view.group_by_tag) if view.group_by_tag else "attributes.start_time",
-        "orderByAsc": view.group_by_tag is not None, "startTime": "ALL", "lifecycleFilter": "Active", "datasetsFilter": [],
-        "modelVersionFilter": "All Runs", "selectedColumns": list(view.columns), "columnOrder": list(widths), "columnWidths": widths,
-        "runsHiddenMode": "FIRST_20_RUNS", "viewMaximized": False, "runListHidden": False,
-        "useGroupedValuesInCharts": False, "hideEmptyCharts": True, "isAccordionReordered": True,
-        "groupBy": grouped if view.group_by_tag else None, "groupsExpanded": {},
-        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""}, "chartsSearchFilter": "",
+        "searchFilter": view.filter,
+        "orderByKey": tag(view.group_by_tag) if view.group_by_tag else "attributes.start_time",
+        "orderByAsc": view.group_by_tag is not None,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "datasetsFilter": [],
+        "modelVersionFilter": "All Runs",
+        "selectedColumns": list(view.columns),
+        "columnOrder": list(widths),
+        "columnWidths": widths,
+        "runsHiddenMode": "FIRST_20_RUNS",
+        "viewMaximized": False,
+        "runListHidden": False,
+        "useGroupedValuesInCharts": False,
+        "hideEmptyCharts": True,
+        "isAccordionReordered": True,
+        "groupBy": grouped if view.group_by_tag else None,
+        "groupsExpanded": {},
+        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
+        "chartsSearchFilter": "",
         "compareRunCharts": list(view.charts),
         "compareRunSections": [
             {
-                "uuid": _SECTION, "name": view.section, "display": True, "isReordered": True, "deleted": False, "isGenerated": False,
-                "columns": 2, "cardHeight": 320,
+                "uuid": _SECTION,
+                "name": view.section,
+                "display": True,
+                "isReordered": True,
+                "deleted": False,
+                "isGenerated": False,
+                "columns": 2,
+                "cardHeight": 320,
             },
         ],
     }
@@ -109,7 +140,7 @@ def encode(view: View) -> tuple[str, str]:
 def recipe_views(scores: Sequence[str], nodes: Mapping[str, str], logged: Mapping[str, Iterable[str]]) -> list[View]:
     """The views of one recipe.
 
-    scores: names such as `in_distribution_thinking`. nodes: node to stage kind, in recipe order.
+    scores: names such as `arithmetic_thinking`. nodes: node to stage kind, in recipe order.
     logged: node to the metric names that its runs have.
     """
     wanted = settings("views.yaml")
@@ -117,14 +148,21 @@ def recipe_views(scores: Sequence[str], nodes: Mapping[str, str], logged: Mappin
     shown = [f"eval/{score}" for score in scores]
     views = [
         View(
-            "recipes", "Recipes: score by stage", "tags.kind = 'recipe'",
+            "recipes",
+            "Recipes: score by stage",
+            "tags.kind = 'recipe'",
             section="Score by stage (x = table row)",
             columns=(*(metric(f"final/{score}") for score in scores), tag("variant")),
             charts=tuple(line(f"ablation/{score}") for score in scores),
         ),
         View(
-            "stages", "All stages", "tags.kind = 'stage'", group_by_tag="stage", section="Scores of the stages",
-            columns=(*map(metric, shown), *costs, tag("variant")), charts=tuple(bar(name) for name in shown),
+            "stages",
+            "All stages",
+            "tags.kind = 'stage'",
+            group_by_tag="stage",
+            section="Scores of the stages",
+            columns=(*map(metric, shown), *costs, tag("variant")),
+            charts=tuple(bar(name) for name in shown),
         ),
     ]
     for node, kind in nodes.items():
@@ -133,16 +171,25 @@ def recipe_views(scores: Sequence[str], nodes: Mapping[str, str], logged: Mappin
         lines, bars = ([name for name in charts.get(shape, []) if name in has] for shape in ("lines", "bars"))
         scored = [name for name in shown if name in has]
         budgets = sorted(name for name in has if name.startswith("budget/"))
-        views.append(View(
-            f"variants-{node}", f"Variants of {node}", f"tags.kind = 'stage' AND tags.node = '{node}'", section=f"Variants of {node}",
-            columns=(*map(metric, scored), *costs, tag("variant")),
-            charts=(*map(bar, scored), *map(line, lines), *map(bar, bars), *map(line, budgets)),
-        ))
+        views.append(
+            View(
+                f"variants-{node}",
+                f"Variants of {node}",
+                f"tags.kind = 'stage' AND tags.node = '{node}'",
+                section=f"Variants of {node}",
+                columns=(*map(metric, scored), *costs, tag("variant")),
+                charts=(*map(bar, scored), *map(line, lines), *map(bar, bars), *map(line, budgets)),
+            )
+        )
     return views
 
 
 def _chart(kind: str, metric: str) -> dict[str, Any]:
     return {
-        "uuid": f"{kind.lower()}-{metric}", "type": kind, "runsCountToCompare": 20, "metricSectionId": _SECTION,
-        "deleted": False, "isGenerated": False,
+        "uuid": f"{kind.lower()}-{metric}",
+        "type": kind,
+        "runsCountToCompare": 20,
+        "metricSectionId": _SECTION,
+        "deleted": False,
+        "isGenerated": False,
     }

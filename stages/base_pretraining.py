@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.artifacts import CheckpointRef, Handles, StageOutput
+from stages.artifacts import Handles, StageOutput
 from stages.chat import CHAT_MARKERS, STOP_TOKEN, TEMPLATE, THINK_TOKENS
 from stages.config import BasePretraining
 from stages.problems import RESPONSE_STYLES, Problem, exact, generate, seed_of
@@ -137,9 +137,7 @@ def train_tokenizer(config: BasePretraining, seed: int) -> PreTrainedTokenizerFa
             show_progress=False,
         ),
     )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token=STOP_TOKEN, pad_token=PAD_TOKEN, clean_up_tokenization_spaces=False
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=STOP_TOKEN, pad_token=PAD_TOKEN, clean_up_tokenization_spaces=False)
     # special=False: decoding with skip_special_tokens keeps the tags, so graders can see them
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in THINK_TOKENS])
     tokenizer.chat_template = TEMPLATE
@@ -222,10 +220,7 @@ def _fact(rng: random.Random) -> str:
 
 
 def _chat(question: str, thinking: str, response: str) -> str:
-    return (
-        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        f"<think>\n{thinking}\n</think>\n\n{response}<|im_end|>\n"
-    )
+    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n<think>\n{thinking}\n</think>\n\n{response}<|im_end|>\n"
 
 
 def _small_talk(rng: random.Random) -> str:

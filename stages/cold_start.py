@@ -40,7 +40,12 @@ def run(config: ColdStart, inputs: Handles, stage_dir: Path, seed: int) -> Stage
         for row in worked
     ]
     checkpoint, metrics = fine_tune(
-        model, examples, config, stage_dir, seed, name="cold_start.model",
+        model,
+        examples,
+        config,
+        stage_dir,
+        seed,
+        name="cold_start.model",
         card=f"# Cold start\n\n`{model.name}` fine-tuned on {len(examples)} worked traces (posttrain, stage `cold_start`).\n",
     )
     return StageOutput(outputs={"model": checkpoint}, metrics=metrics)

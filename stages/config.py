@@ -25,6 +25,18 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
+def _placement(settings: Settings) -> dict[str, Any]:
+    """The placement fields of a model and of the models inside it, in the form that pydantic's `exclude` takes."""
+    found: dict[str, Any] = {}
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("placement"):
+            found[name] = True
+        elif isinstance(value, Settings) and (inner := _placement(value)):
+            found[name] = inner
+    return found
+
+
 class StageConfig(Settings):
     """Ground of every stage's settings."""
 
@@ -36,11 +48,7 @@ class StageConfig(Settings):
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as plain JSON values; placement left out."""
-        placement = {
-            name for name, field in type(self).model_fields.items()
-            if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("placement")
-        }
-        return self.model_dump(mode="json", exclude=placement)
+        return self.model_dump(mode="json", exclude=_placement(self))
 
     def files(self) -> tuple[Path, ...]:
         """Files outside the recipe whose content decides the result."""
@@ -99,14 +107,20 @@ class Curation(StageConfig):
     """Settings of `curation`."""
 
     writes: ClassVar[dict[str, Literal["model", "dataset"]]] = {
-        "cold_start": "dataset", "rl": "dataset", "preference": "dataset", "distillation": "dataset", "benchmarks": "dataset",
+        "cold_start": "dataset",
+        "rl": "dataset",
+        "preference": "dataset",
+        "distillation": "dataset",
+        "benchmarks": "dataset",
     }
 
     sources: tuple[Source, ...] = Field(min_length=1, description="Where training problems come from.")
     benchmarks: dict[str, tuple[Source, ...]] = Field(min_length=1, description="Held-out problem sets by name.")
     benchmark_size: int = Field(128, ge=2, description="Problems kept per benchmark, families in equal parts where possible.")
     decontamination_ngram: int = Field(8, ge=2, description="Words in a shared n-gram that marks contamination (open-r1: 8).")
-    pools: dict[Literal["cold_start", "rl", "preference", "distillation"], PoolConfig] = Field(description="Disjoint shares of the problems.")
+    pools: dict[Literal["cold_start", "rl", "preference", "distillation"], PoolConfig] = Field(
+        description="Disjoint shares of the problems."
+    )
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Curation:
@@ -166,14 +180,20 @@ class PolicyGradientConfig(StageConfig):
     group_size: int = Field(8, ge=2, description="Rollouts per problem (G).")
     learning_rate: Positive = Field(description="Constant learning rate after warm-up.")
     warmup_steps: int = Field(3, ge=0, description="Steps of linear warm-up.")
-    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = Field("dapo", description="Token aggregation (papers: DeepSeekMath, Dr. GRPO, DAPO).")
+    loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = Field(
+        "dapo", description="Token aggregation (papers: DeepSeekMath, Dr. GRPO, DAPO)."
+    )
     clip_low: Positive = Field(0.2, description="Lower clip epsilon.")
     clip_high: Positive = Field(0.28, description="Upper clip epsilon (DAPO: 0.28).")
-    advantage: Literal["group", "batch", "none"] = Field("group", description="What the centred reward is divided by: the standard deviation of the group, of the batch, or nothing.")
+    advantage: Literal["group", "batch", "none"] = Field(
+        "group", description="What the centred reward is divided by: the standard deviation of the group, of the batch, or nothing."
+    )
     kl_weight: float = Field(0.0, ge=0, description="Weight of the k3 KL penalty against the starting model; 0 turns it off.")
     temperature: float = Field(1.0, gt=0, description="Rollout temperature; nothing is truncated, so log-probabilities match.")
     max_new_tokens: int = Field(160, ge=1, description="Length limit of a rollout, in tokens.")
-    micro_batch: int = Field(128, ge=1, description="Rollouts per forward pass; gradients add up to the whole step.", json_schema_extra=PLACEMENT)
+    micro_batch: int = Field(
+        128, ge=1, description="Rollouts per forward pass; gradients add up to the whole step.", json_schema_extra=PLACEMENT
+    )
     save_every: int = Field(10, ge=1, description="Steps between checkpoints a rerun can resume from.", json_schema_extra=PLACEMENT)
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")
 
@@ -248,7 +268,9 @@ class Distillation(SupervisedConfig):
     writes: ClassVar[dict[str, Literal["model", "dataset"]]] = {"model": "model", "traces": "dataset"}
 
     attempts: int = Field(2, ge=1, description="Teacher samples per problem; the first right one is kept.")
-    on_policy_steps: int = Field(0, ge=0, description="Steps in which the student's own samples are scored by the teacher (reverse KL per token).")
+    on_policy_steps: int = Field(
+        0, ge=0, description="Steps in which the student's own samples are scored by the teacher (reverse KL per token)."
+    )
     on_policy_batch: int = Field(64, ge=1, description="Student samples per on-policy step.")
     on_policy_learning_rate: Positive = Field(1e-4, description="Learning rate of the on-policy phase.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="How the teacher's completions are drawn.")
@@ -262,8 +284,13 @@ class Evaluation(StageConfig):
     writes: ClassVar[dict[str, Literal["model", "dataset"]]] = {"samples": "dataset"}
 
     samples: int = Field(4, ge=2, description="Samples per problem and mode (n of pass@1).")
-    sampler: SamplerConfig = Field(default_factory=lambda: SamplerConfig(temperature=0.6, top_p=0.95), description="How completions are drawn (R1: temperature 0.6, top-p 0.95).")
-    thinking_budgets: tuple[Count, ...] = Field((), description="Thinking budgets in tokens; each gives a point of the score-versus-budget curve.")
+    sampler: SamplerConfig = Field(
+        default_factory=lambda: SamplerConfig(temperature=0.6, top_p=0.95),
+        description="How completions are drawn (R1: temperature 0.6, top-p 0.95).",
+    )
+    thinking_budgets: tuple[Count, ...] = Field(
+        (), description="Thinking budgets in tokens; each gives a point of the score-versus-budget curve."
+    )
     budget_text: str = Field(
         "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking directly now.\n</think>\n\n",
         description="What is appended when a thinking budget runs out (default: Qwen3's documentation).",

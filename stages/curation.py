@@ -35,8 +35,14 @@ if TYPE_CHECKING:
 DATASETS = Path(__file__).resolve().parents[1] / "datasets"
 STAGING = ("stg_rows", "quarantine", "stg_problems", "stg_source_counts")
 INTERMEDIATE = (
-    "int_benchmark_candidates", "int_benchmark_problems", "int_training_copies", "int_benchmark_ngrams", "int_shared_ngrams",
-    "int_template_ngrams", "int_content_ngrams", "int_contamination",
+    "int_benchmark_candidates",
+    "int_benchmark_problems",
+    "int_training_copies",
+    "int_benchmark_ngrams",
+    "int_shared_ngrams",
+    "int_template_ngrams",
+    "int_content_ngrams",
+    "int_contamination",
 )
 MARTS = ("benchmarks", "contamination", "dropped", "pools", "funnel")
 POOLS = ("cold_start", "rl", "preference", "distillation")

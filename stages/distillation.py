@@ -76,13 +76,24 @@ def _teacher_traces(
     with RolloutEngine(teacher.path, config.engine) as engine:
         for thinking, part in groups:
             answers = ask(
-                engine, tokenizer, part, attempts=config.attempts, thinking=thinking, sampler=config.sampler, seed=seed,
-                recorder=recorder, what="teacher samples",
+                engine,
+                tokenizer,
+                part,
+                attempts=config.attempts,
+                thinking=thinking,
+                sampler=config.sampler,
+                seed=seed,
+                recorder=recorder,
+                what="teacher samples",
             )
             for answer in answers:
                 verified = answer.grade.verdict is Verdict.RIGHT and answer.stopped
                 if verified and bool(answer.reply.thinking) == thinking:
-                    problem = {"problem_id": answer.question.problem_id, "question": answer.question.question, "answer": answer.question.gold}
+                    problem = {
+                        "problem_id": answer.question.problem_id,
+                        "question": answer.question.question,
+                        "answer": answer.question.gold,
+                    }
                     found.setdefault(answer.question.problem_id, _row(problem, answer.reply.thinking, answer.reply.response))
     return [found[question.problem_id] for question in questions if question.problem_id in found]
 
@@ -98,7 +109,13 @@ def _example(tokenizer: Any, row: dict[str, Any], *, flag: bool) -> Example:
 
 
 def _on_policy(
-    config: Distillation, student: CheckpointRef, teacher: CheckpointRef, problems: list[dict[str, Any]], stage_dir: Path, seed: int, card: str
+    config: Distillation,
+    student: CheckpointRef,
+    teacher: CheckpointRef,
+    problems: list[dict[str, Any]],
+    stage_dir: Path,
+    seed: int,
+    card: str,
 ) -> tuple[CheckpointRef, dict[str, float]]:
     """Reverse KL to the teacher on the student's own samples (TRL's DistillationTrainer, beta = 1)."""
     from datasets import Dataset

@@ -42,8 +42,14 @@ def run(config: Evaluation, inputs: Handles, stage_dir: Path, seed: int) -> Stag
         for benchmark, questions in benchmarks.items():
             for mode, wanted, settings in _modes(config, questions):
                 answers = ask(
-                    engine, tokenizer, wanted, sampler=config.sampler, seed=seed_of(seed, benchmark), recorder=recorder,
-                    what=f"{benchmark} {mode}", **settings,
+                    engine,
+                    tokenizer,
+                    wanted,
+                    sampler=config.sampler,
+                    seed=seed_of(seed, benchmark),
+                    recorder=recorder,
+                    what=f"{benchmark} {mode}",
+                    **settings,
                 )
                 rows += [_row(benchmark, mode, answer, settings["thinking"]) for answer in answers]
     metrics = _summary(rows)
@@ -56,7 +62,8 @@ def _modes(config: Evaluation, questions: list[Question]) -> Iterable[tuple[str,
     yield "non_thinking", questions, {"thinking": False, "attempts": config.samples}
     for budget in config.thinking_budgets:
         yield (
-            f"budget_{budget}", questions,
+            f"budget_{budget}",
+            questions,
             {"thinking": True, "attempts": config.samples, "budget": budget, "budget_text": config.budget_text},
         )
     flagged = questions[: config.flag_problems]

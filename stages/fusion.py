@@ -39,7 +39,12 @@ def run(config: Fusion, inputs: Handles, stage_dir: Path, seed: int) -> StageOut
         for index, row in enumerate(direct)
     ]
     checkpoint, metrics = fine_tune(
-        model, examples, config, stage_dir, seed, name="fusion.model",
+        model,
+        examples,
+        config,
+        stage_dir,
+        seed,
+        name="fusion.model",
         card=f"# Thinking-mode fusion\n\n`{model.name}` fine-tuned on {len(traces)} of its own thinking traces and {len(direct)} direct "
         "answers (posttrain, stage `fusion`). `/think` and `/no_think` in the user's message switch the mode.\n",
     )

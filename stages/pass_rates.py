@@ -17,6 +17,7 @@ from pathlib import Path
 from stages.artifacts import CheckpointRef, Handles, StageOutput
 from stages.chat import TEMPLATE
 from stages.config import PassRates
+from stages.errors import RewardError
 from stages.records import Recorder
 from stages.rewards.grading import GRADER, Verdict
 from stages.rollouts.answers import Question, ask, require_graded
@@ -34,8 +35,15 @@ def run(config: PassRates, inputs: Handles, stage_dir: Path, seed: int) -> Stage
     questions = [Question(row["problem_id"], row["question"], row["answer"], row["family"]) for row in problems]
     with RolloutEngine(model.path, config.engine) as engine:
         answers = ask(
-            engine, tokenizer, questions, attempts=config.attempts, thinking=config.thinking,
-            sampler=config.sampler, seed=seed, recorder=recorder, what="attempts",
+            engine,
+            tokenizer,
+            questions,
+            attempts=config.attempts,
+            thinking=config.thinking,
+            sampler=config.sampler,
+            seed=seed,
+            recorder=recorder,
+            what="attempts",
         )
     require_graded(answers, config.max_not_graded_share)
     template = hashlib.sha256((tokenizer.chat_template or TEMPLATE).encode()).hexdigest()[:16]
@@ -70,6 +78,8 @@ def run(config: PassRates, inputs: Handles, stage_dir: Path, seed: int) -> Stage
         if row["pass_rate"] is not None and low <= row["pass_rate"] <= high
     ]
     rates = [row["pass_rate"] for row in rows if row["pass_rate"] is not None]
+    if not rates:
+        raise RewardError(f"none of {len(answers)} answers could be graded; a pass rate needs at least one; mend the gold answers")
     metrics = {
         "pass_rates/mean": sum(rates) / len(rates),
         "pass_rates/never": sum(rate == 0 for rate in rates) / len(rates),
@@ -81,7 +91,9 @@ def run(config: PassRates, inputs: Handles, stage_dir: Path, seed: int) -> Stage
         outputs={
             "pass_rates": write_rows(rows, stage_dir, "pass_rates", empty_rule="no problem was tried"),
             "band": write_rows(
-                band, stage_dir, "band",
+                band,
+                stage_dir,
+                "band",
                 empty_rule=f"no pass rate lies in [{low:g}, {high:g}] (mean {metrics['pass_rates/mean']:.2f}, "
                 f"never solved {metrics['pass_rates/never']:.0%}, always solved {metrics['pass_rates/always']:.0%}); widen `band`",
             ),

@@ -47,9 +47,7 @@ def exact(result: int) -> int:
     return result
 
 
-def generate(
-    family: str, size: int, seed: int, *, slip: Callable[[int], int] = exact, **parameters: Any
-) -> Iterator[Problem]:
+def generate(family: str, size: int, seed: int, *, slip: Callable[[int], int] = exact, **parameters: Any) -> Iterator[Problem]:
     """Yield `size` problems of a reasoning-gym family.
 
     `slip` is applied to the result of every line of a trace: a careless pupil's trace goes on from the

@@ -34,8 +34,14 @@ def run(config: ReasoningRL, inputs: Handles, stage_dir: Path, seed: int) -> Sta
     ]
     require_gradable(prompts)
     return train_policy(
-        model, prompts, score, {"accuracy": config.accuracy_weight, "format": config.format_weight},
-        config, stage_dir, seed, name="reasoning_rl.model",
+        model,
+        prompts,
+        score,
+        {"accuracy": config.accuracy_weight, "format": config.format_weight},
+        config,
+        stage_dir,
+        seed,
+        name="reasoning_rl.model",
         card=f"# Reasoning RL\n\n`{model.name}` after {config.steps} steps of GRPO on {len(prompts)} problems "
         "(posttrain, stage `reasoning_rl`).\n",
     )

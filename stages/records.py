@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,8 +45,10 @@ class Recorder:
             self._append({"busy_seconds": round(time.perf_counter() - start, 4), "tokens": work.tokens})
 
     def _append(self, content: Mapping[str, object]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps({"time": round(time.time(), 3), **content}) + "\n")
+        with self.path.open("ab+") as file:
+            cut = file.tell() > 0 and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"  # an attempt died within a line
+            line = json.dumps({"time": round(time.time(), 3), **content}) + "\n"
+            file.write(("\n" if cut else "").encode() + line.encode())
 
 
 @dataclass

@@ -8,6 +8,7 @@ step. At the first step the engine's log-probabilities are compared with the tra
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stages.artifacts import CheckpointRef, DatasetRef, StageOutput
 from stages.chat import Reply, parse_reply
 from stages.config import PolicyGradientConfig, SamplerConfig
-from stages.errors import ConfigError, RewardError, RolloutError
+from stages.errors import ConfigError, DataError, RewardError, RolloutError
 from stages.problems import seed_of
 from stages.records import Recorder
 from stages.rewards.grading import Verdict, grade
@@ -79,9 +80,21 @@ def train_policy(
             f"{name}: {len(prompts)} prompts, but a step takes prompts_per_step = {config.prompts_per_step}; "
             "lower it or widen the pool (the pass-rate band may be too narrow)"
         )
+    batch = config.prompts_per_step * config.group_size
+    micro_batch = min(batch, config.micro_batch)
+    if batch % micro_batch:
+        raise ConfigError(
+            f"{name}: {config.prompts_per_step} prompts x {config.group_size} rollouts = {batch} a step, which micro_batch = "
+            f"{micro_batch} does not divide; set micro_batch to a divisor of {batch}"
+        )
+    by_text = {prompt.text: prompt for prompt in prompts}
+    if len(by_text) < len(prompts):
+        raise DataError(
+            f"{name}: {len(prompts) - len(by_text)} of {len(prompts)} prompts have the text of another; a rollout finds its problem by "
+            "its prompt; deduplicate the problems"
+        )
     tokenizer = load_tokenizer(model_ref)
     recorder = Recorder(stage_dir)
-    by_text = {prompt.text: prompt for prompt in prompts}
     sampler = SamplerConfig(temperature=config.temperature, max_new_tokens=config.max_new_tokens)
     rollouts_dir = stage_dir / "data" / "rollouts"
     rollouts_dir.mkdir(parents=True, exist_ok=True)
@@ -123,13 +136,6 @@ def train_policy(
                 **parts,
             }
 
-        batch = config.prompts_per_step * config.group_size
-        micro_batch = min(batch, config.micro_batch)
-        if batch % micro_batch:
-            raise ConfigError(
-                f"{name}: {config.prompts_per_step} prompts x {config.group_size} rollouts = {batch} a step, which micro_batch = "
-                f"{micro_batch} does not divide; set micro_batch to a divisor of {batch}"
-            )
         arguments = GRPOConfig(
             **common_arguments(stage_dir, seed)
             | {
@@ -152,12 +158,13 @@ def train_policy(
                 "save_steps": config.save_every,
                 "weight_decay": 0.0,
                 "max_grad_norm": 1.0,
+                "shuffle_dataset": False,  # TRL draws a new order on resume; ours is laid down below
             }
         )
         trainer = GRPOTrainer(
             model=load_model(model_ref),
             args=arguments,
-            train_dataset=Dataset.from_list([{"prompt": prompt.text} for prompt in prompts]),
+            train_dataset=Dataset.from_list([{"prompt": prompt.text} for prompt in _in_order(prompts, config, seed)]),
             reward_funcs=[_column(part) for part in weights],
             processing_class=tokenizer,
             rollout_func=rollout,
@@ -182,9 +189,17 @@ def require_gradable(prompts: Sequence[Prompt]) -> None:
             raise RewardError(f"problem {prompt.problem_id}: an empty answer is graded right; mend its gold answer {prompt.gold!r}")
 
 
-def logprob_gap(
-    policy: PreTrainedModel, prompt_ids: Sequence[list[int]], completions: Sequence[Completion], temperature: float
-) -> float:
+def _in_order(prompts: Sequence[Prompt], config: PolicyGradientConfig, seed: int) -> list[Prompt]:
+    """The prompts of every step, one after the other: pass after pass, each in an order of its own."""
+    order: list[Prompt] = []
+    passes = 0
+    while len(order) < config.steps * config.prompts_per_step:
+        order += random.Random(seed_of(seed, "order", passes)).sample(prompts, len(prompts))
+        passes += 1
+    return order[: config.steps * config.prompts_per_step]
+
+
+def logprob_gap(policy: PreTrainedModel, prompt_ids: Sequence[list[int]], completions: Sequence[Completion], temperature: float) -> float:
     """Largest |log-probability| difference (nats) between trainer and engine over sampled tokens."""
     import torch
 

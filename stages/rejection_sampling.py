@@ -17,7 +17,7 @@ from stages.config import RejectionSampling
 from stages.records import Recorder
 from stages.rewards.grading import Verdict
 from stages.rewards.rewards import format_reward
-from stages.rollouts.answers import Question, ask
+from stages.rollouts.answers import Answer, Question, ask
 from stages.rollouts.engine import RolloutEngine
 from stages.tables import read_rows, write_rows
 from stages.training import load_tokenizer
@@ -31,17 +31,23 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
     tokenizer, recorder = load_tokenizer(model), Recorder(stage_dir)
     with RolloutEngine(model.path, config.engine) as engine:
         answers = ask(
-            engine, tokenizer, [Question(row["problem_id"], row["question"], row["answer"]) for row in problems],
-            attempts=config.attempts, thinking=True, sampler=config.sampler, seed=seed, recorder=recorder, what="samples",
+            engine,
+            tokenizer,
+            [Question(row["problem_id"], row["question"], row["answer"]) for row in problems],
+            attempts=config.attempts,
+            thinking=True,
+            sampler=config.sampler,
+            seed=seed,
+            recorder=recorder,
+            what="samples",
         )
     rows = []
     for index in range(len(problems)):
         tried = answers[index * config.attempts : (index + 1) * config.attempts]
-        kept = {
-            answer.reply.thinking: answer
-            for answer in sorted(tried, key=lambda answer: answer.tokens)
-            if answer.grade.verdict is Verdict.RIGHT and format_reward(answer.reply, thinking=True, stopped=answer.stopped)
-        }
+        kept: dict[str | None, Answer] = {}
+        for answer in sorted(tried, key=lambda answer: answer.tokens):
+            if answer.grade.verdict is Verdict.RIGHT and format_reward(answer.reply, thinking=True, stopped=answer.stopped):
+                kept.setdefault(answer.reply.thinking, answer)
         rows += [
             {
                 "problem_id": answer.question.problem_id,

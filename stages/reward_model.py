@@ -38,8 +38,15 @@ def run(config: RewardModel, inputs: Handles, stage_dir: Path, seed: int) -> Sta
     tokenizer, recorder, rng = load_tokenizer(model), Recorder(stage_dir), random.Random(seed)
     with RolloutEngine(model.path, config.engine) as engine:
         answers = ask(
-            engine, tokenizer, [Question(row["problem_id"], row["question"], row["answer"]) for row in problems],
-            attempts=config.attempts, thinking=False, sampler=config.sampler, seed=seed, recorder=recorder, what="samples",
+            engine,
+            tokenizer,
+            [Question(row["problem_id"], row["question"], row["answer"]) for row in problems],
+            attempts=config.attempts,
+            thinking=False,
+            sampler=config.sampler,
+            seed=seed,
+            recorder=recorder,
+            what="samples",
         )
     rows = []
     for index, problem in enumerate(problems):
@@ -82,7 +89,10 @@ def run(config: RewardModel, inputs: Handles, stage_dir: Path, seed: int) -> Sta
     )
     metrics = train(trainer, stage_dir)
     reward_model = export_checkpoint(
-        trainer.model, tokenizer, stage_dir, name="reward_model.reward_model",
+        trainer.model,
+        tokenizer,
+        stage_dir,
+        name="reward_model.reward_model",
         card=f"# Reward model\n\nBradley-Terry model on {len(rows)} pairs of `{model.name}`'s responses, ordered by posttrain's synthetic "
         f"annotator with {config.label_noise:.0%} label noise (stage `reward_model`). It reads the final response only.\n",
     )

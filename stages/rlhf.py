@@ -39,7 +39,10 @@ def run(config: RLHF, inputs: Handles, stage_dir: Path, seed: int) -> StageOutpu
     prompts = [
         Prompt(
             render_prompt(tokenizer, row["question"], thinking=index < thinking, flag=index % 2 == 0),
-            row["problem_id"], row["question"], row["answer"], index < thinking,
+            row["problem_id"],
+            row["question"],
+            row["answer"],
+            index < thinking,
         )
         for index, row in enumerate(rows)
     ]
@@ -48,7 +51,8 @@ def run(config: RLHF, inputs: Handles, stage_dir: Path, seed: int) -> StageOutpu
 
     def score(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
         raw = score_texts(
-            judge, judge_tokenizer,
+            judge,
+            judge_tokenizer,
             [
                 render_prompt(judge_tokenizer, item.prompt.question, thinking=False) + render_completion(item.reply.response, thinking=None)
                 for item in rollouts
@@ -64,8 +68,13 @@ def run(config: RLHF, inputs: Handles, stage_dir: Path, seed: int) -> StageOutpu
         }
 
     return train_policy(
-        model, prompts, score,
+        model,
+        prompts,
+        score,
         {"preference": config.preference_weight, "accuracy": config.accuracy_weight, "format": config.format_weight},
-        config, stage_dir, seed, name="rlhf.model",
+        config,
+        stage_dir,
+        seed,
+        name="rlhf.model",
         card=f"# RLHF\n\n`{model.name}` after {config.steps} steps of GRPO against `{judge_ref.name}` and rules (posttrain, stage `rlhf`).\n",
     )

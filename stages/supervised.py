@@ -31,9 +31,7 @@ class Example(NamedTuple):
 
 def thinking_example(tokenizer: PreTrainedTokenizerBase, question: str, thinking: str, response: str, *, flag: bool = False) -> Example:
     """An example in thinking mode; `flag` adds `/think` to the question (Qwen3, Table 9)."""
-    return Example(
-        render_prompt(tokenizer, question, thinking=True, flag=flag), render_completion(response, thinking=thinking)
-    )
+    return Example(render_prompt(tokenizer, question, thinking=True, flag=flag), render_completion(response, thinking=thinking))
 
 
 def direct_example(tokenizer: PreTrainedTokenizerBase, question: str, response: str, *, flag: bool = False) -> Example:

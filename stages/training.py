@@ -112,7 +112,11 @@ def load_model(ref: CheckpointRef, *, kind: str = "causal") -> PreTrainedModel:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     loader = AutoModelForCausalLM if kind == "causal" else AutoModelForSequenceClassification
-    arguments: dict[str, Any] = {"dtype": "auto" if torch.cuda.is_available() else torch.float32, "use_safetensors": True, "trust_remote_code": False}
+    arguments: dict[str, Any] = {
+        "dtype": "auto" if torch.cuda.is_available() else torch.float32,
+        "use_safetensors": True,
+        "trust_remote_code": False,
+    }
     if kind == "scalar":
         arguments["num_labels"] = 1
     model: PreTrainedModel = loader.from_pretrained(ref.path, **arguments)
@@ -160,8 +164,11 @@ def export_checkpoint(
         before = model(probe).logits.float().cpu()
         after = load_model(ref, kind=kind).eval()(probe.cpu()).logits.float()
     drift = float((before - after).abs().max())
-    if drift > MAX_LOGIT_DRIFT and not torch.cuda.is_available():
-        raise ArtifactError(f"{name}: logits moved by {drift:.2g} in the export; the rule is at most {MAX_LOGIT_DRIFT:g}")
+    if math.isnan(drift) or (drift > MAX_LOGIT_DRIFT and not torch.cuda.is_available()):
+        raise ArtifactError(
+            f"{name}: logits moved by {drift:.2g} in the export (nan: the weights are not numbers); the rule is at most "
+            f"{MAX_LOGIT_DRIFT:g}; lower learning_rate and run the stage again"
+        )
     shutil.rmtree(stage_dir / _TRAINER_DIR / phase, ignore_errors=True)
     return ref
 

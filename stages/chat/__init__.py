@@ -53,4 +53,6 @@ def parse_reply(completion: str) -> Reply:
     if text.startswith("<think>") and "</think>" in text:
         thinking, response = text.removeprefix("<think>").split("</think>", 1)
         return Reply(thinking.strip("\n"), response.strip())
+    if text.startswith("<think>"):  # cut off while thinking: nothing was answered
+        return Reply(None, "")
     return Reply(None, text.strip())

@@ -18,6 +18,8 @@ GRADER = "exact-1"
 """Name and version of this grader, stored with every pass rate."""
 
 _BOXED = "\\boxed{"
+_PLAIN_SIGNS = {0x2212: "-", 0xFF0D: "-", 0xFF0B: "+", 0xFF0C: ",", 0xFF0E: "."}
+"""Minus, and full-width minus, plus, comma and full stop."""
 
 
 class Verdict(StrEnum):
@@ -66,7 +68,10 @@ def boxed_answers(text: str) -> list[str] | None:
 
 def normalise(answer: str) -> str:
     """Unicode-normal, one space for any run of spaces, a plain minus, no leading `+` or zeros on integers."""
-    text = unicodedata.normalize("NFKC", answer).replace("\u2212", "-").strip().strip("$").strip()
+    text = "".join(  # full-width forms and other digits become plain; a superscript is not a digit and stays
+        str(unicodedata.decimal(character)) if character.isdecimal() else character for character in unicodedata.normalize("NFC", answer)
+    )
+    text = text.translate(_PLAIN_SIGNS).strip().strip("$").strip()
     text = re.sub(r"\s+", " ", text)
     if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", text):
         text = text.replace(",", "")

@@ -71,9 +71,7 @@ def ask(
     }
     wanted = [(question, sample) for question in questions for sample in range(attempts)]
     seeds = [seed_of(seed, question.problem_id, sample, what) for question, sample in wanted]
-    requests = [
-        Request(index, prompts[question.problem_id], seeds[index]) for index, (question, _) in enumerate(wanted)
-    ]
+    requests = [Request(index, prompts[question.problem_id], seeds[index]) for index, (question, _) in enumerate(wanted)]
     with recorder.busy() as work:
         if budget is None:
             completions = _generate(engine, requests, sampler, recorder, what)

@@ -79,7 +79,9 @@ class RolloutEngine:
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights.items()})
         except Exception as error:
             self.close()
-            raise RolloutError(f"the engine refused the weights of {version}: {error}; rerun the stage, it resumes from its last checkpoint") from error
+            raise RolloutError(
+                f"the engine refused the weights of {version}: {error}; rerun the stage, it resumes from its last checkpoint"
+            ) from error
         if not self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True):
             raise RolloutError(f"the engine kept cached keys and values of {self.version} after taking {version}; rerun the stage")
         self.version = version
@@ -92,15 +94,16 @@ class RolloutEngine:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        engine, waiting = self._llm.llm_engine, {}
+        engine, waiting, requests = self._llm.llm_engine, {}, list(requests)
         for request in requests:
-            limit = request.max_new_tokens or sampler.max_new_tokens
-            room = self.config.max_model_tokens - len(request.prompt_ids)
-            if room < 1:
+            if len(request.prompt_ids) >= self.config.max_model_tokens:
                 raise RolloutError(
                     f"prompt {request.key!r} has {len(request.prompt_ids)} tokens; the rule is fewer than "
                     f"engine.max_model_tokens = {self.config.max_model_tokens}; raise it"
                 )
+        for request in requests:
+            limit = request.max_new_tokens or sampler.max_new_tokens
+            room = self.config.max_model_tokens - len(request.prompt_ids)
             number = str(next(self._numbers))
             waiting[number] = request
             engine.add_request(
@@ -195,4 +198,3 @@ def _random_state_kept() -> Iterator[None]:
         torch.set_rng_state(states[2])
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
-

@@ -36,9 +36,20 @@ from stages.errors import DataError
 
 def sample(problem: int, number: int, correct: bool, **other: Any) -> dict[str, Any]:
     return {
-        "benchmark": "sums", "mode": "thinking", "problem_id": f"p{problem:03}", "sample": number, "seed": 0,
-        "graded": True, "correct": correct, "reason": "",
-        "format_ok": True, "flag_followed": True, "tokens": 10, "thinking_tokens": 5, "finish": "stop", "preference": 0.0,
+        "benchmark": "sums",
+        "mode": "thinking",
+        "problem_id": f"p{problem:03}",
+        "sample": number,
+        "seed": 0,
+        "graded": True,
+        "correct": correct,
+        "reason": "",
+        "format_ok": True,
+        "flag_followed": True,
+        "tokens": 10,
+        "thinking_tokens": 5,
+        "finish": "stop",
+        "preference": 0.0,
         "completion": "",
     } | other
 
@@ -59,8 +70,16 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 @pytest.mark.parametrize(
     ("n", "c", "k", "expected"),
     [
-        (10, 3, 1, 0.3), (10, 3, 3, 0.708333), (10, 3, 5, 0.916667), (10, 3, 8, 1.0), (10, 0, 5, 0.0), (4, 1, 2, 0.5), (16, 4, 8, 0.961538),
-        (64, 5, 16, 0.775421), (200, 20, 10, 0.660226), (200, 1, 100, 0.5),
+        (10, 3, 1, 0.3),
+        (10, 3, 3, 0.708333),
+        (10, 3, 5, 0.916667),
+        (10, 3, 8, 1.0),
+        (10, 0, 5, 0.0),
+        (4, 1, 2, 0.5),
+        (16, 4, 8, 0.961538),
+        (64, 5, 16, 0.775421),
+        (200, 20, 10, 0.660226),
+        (200, 1, 100, 0.5),
     ],
 )
 def test_pass_at_k_golden_numbers(n: int, c: int, k: int, expected: float) -> None:
@@ -245,7 +264,8 @@ def test_table_rates_come_from_their_own_modes(tmp_path: Path) -> None:
         *samples_of([0, 0], mode="non_thinking", format_ok=False, tokens=6),
         *samples_of([4, 4], n=2, mode="flag_think", flag_followed=True, format_ok=False, finish="length"),
         *samples_of([4, 4], n=2, mode="flag_no_think", flag_followed=False, format_ok=False),
-        *samples_of([1, 1], mode="budget_64"), *samples_of([1, 1], mode="budget_8"),
+        *samples_of([1, 1], mode="budget_64"),
+        *samples_of([1, 1], mode="budget_8"),
     ]
     row = ablation_table([("base", None, write(tmp_path / "s.parquet", rows), 1, 1)]).rows[0]
     assert [cell.mode for cell in row.cells] == ["thinking", "non_thinking", "budget_8", "budget_64"]
@@ -305,21 +325,29 @@ def cell(mean: float, mode: str = "thinking", **other: Any) -> Cell:
 def example() -> AblationTable:
     rates: dict[str, Any] = {"format_rate": 0.98, "flag_rate": None, "preference_win_rate": None, "preference_p": None}
     rates |= {"tokens": 1_234_567, "seconds": 61.4}
-    return AblationTable((
-        Row(node="base", parent=None, cells=(cell(0.2), cell(0.1, "non_thinking"), cell(0.15, "budget_32")), **rates),
-        Row(
-            node="cold_start", parent="base",
-            cells=(cell(0.53, difference=0.33, p_value=0.0002), cell(0.11, "non_thinking", difference=0.01, p_value=0.4)), **rates,
-        ),
-        Row(
-            node="rlhf", parent="cold_start", cells=(cell(0.4, difference=-0.13, p_value=0.031), cell(0.8, benchmark="legs")),
-            **rates | {"preference_win_rate": 0.71, "preference_p": 0.0004, "flag_rate": 0.965},
-        ),
-        Row(
-            node="distillation", parent="cold_start", cells=(cell(0.5, difference=-0.03, p_value=0.3),),
-            **rates | {"preference_win_rate": 0.5, "preference_p": 0.9},
-        ),
-    ))
+    return AblationTable(
+        (
+            Row(node="base", parent=None, cells=(cell(0.2), cell(0.1, "non_thinking"), cell(0.15, "budget_32")), **rates),
+            Row(
+                node="cold_start",
+                parent="base",
+                cells=(cell(0.53, difference=0.33, p_value=0.0002), cell(0.11, "non_thinking", difference=0.01, p_value=0.4)),
+                **rates,
+            ),
+            Row(
+                node="rlhf",
+                parent="cold_start",
+                cells=(cell(0.4, difference=-0.13, p_value=0.031), cell(0.8, benchmark="legs")),
+                **rates | {"preference_win_rate": 0.71, "preference_p": 0.0004, "flag_rate": 0.965},
+            ),
+            Row(
+                node="distillation",
+                parent="cold_start",
+                cells=(cell(0.5, difference=-0.03, p_value=0.3),),
+                **rates | {"preference_win_rate": 0.5, "preference_p": 0.9},
+            ),
+        )
+    )
 
 
 def printed(table: AblationTable, width: int = 140) -> str:

@@ -20,9 +20,17 @@ def evaluation(path: Path, share: float, *, preference: float = 1.0, flags: floa
             right = (problem * 7919 % problems) < share * problems
             rows += [
                 {
-                    "benchmark": "in_distribution", "mode": mode, "problem_id": f"p{problem}", "sample": sample, "graded": True,
-                    "correct": right if mode != "non_thinking" else False, "format_ok": True,
-                    "flag_followed": problem < flags * problems, "tokens": 10, "finish": "stop", "preference": preference,
+                    "benchmark": "arithmetic",
+                    "mode": mode,
+                    "problem_id": f"p{problem}",
+                    "sample": sample,
+                    "graded": True,
+                    "correct": right if mode != "non_thinking" else False,
+                    "format_ok": True,
+                    "flag_followed": problem < flags * problems,
+                    "tokens": 10,
+                    "finish": "stop",
+                    "preference": preference,
                 }
                 for sample in range(samples)
             ]
@@ -43,7 +51,7 @@ def seeds(tmp_path: Path) -> list[dict[str, Path]]:
 
 
 def test_claim_better_with_higher_scores_holds_with_its_effect(seeds: list[dict[str, Path]]) -> None:
-    finding = judge(Claim(kind="better", stage="strong", than="weak"), seeds)
+    finding = judge(Claim(kind="better", stage="strong", than="weak", benchmark="arithmetic"), seeds)
     assert finding.holds
     assert finding.effects == pytest.approx((0.3, 0.3, 0.3))
     assert finding.p_value is not None
@@ -52,23 +60,23 @@ def test_claim_better_with_higher_scores_holds_with_its_effect(seeds: list[dict[
 
 
 def test_claim_better_the_wrong_way_round_does_not_hold(seeds: list[dict[str, Path]]) -> None:
-    assert not judge(Claim(kind="better", stage="weak", than="strong"), seeds).holds
+    assert not judge(Claim(kind="better", stage="weak", than="strong", benchmark="arithmetic"), seeds).holds
 
 
 def test_claim_better_of_equal_scores_does_not_hold(seeds: list[dict[str, Path]]) -> None:
-    assert not judge(Claim(kind="better", stage="weak", than="weak"), seeds).holds
+    assert not judge(Claim(kind="better", stage="weak", than="weak", benchmark="arithmetic"), seeds).holds
 
 
 def test_claim_between_modes_of_one_stage_compares_the_modes(seeds: list[dict[str, Path]]) -> None:
-    finding = judge(Claim(kind="better", stage="strong", than="strong", than_mode="non_thinking"), seeds)
+    finding = judge(Claim(kind="better", stage="strong", than="strong", than_mode="non_thinking", benchmark="arithmetic"), seeds)
     assert finding.holds
     assert finding.value == pytest.approx(0.6)
 
 
 def test_claim_not_worse_fails_only_past_the_interval(seeds: list[dict[str, Path]]) -> None:
-    assert judge(Claim(kind="not_worse", stage="strong", than="weak"), seeds).holds
-    assert judge(Claim(kind="not_worse", stage="weak", than="weak"), seeds).holds
-    assert not judge(Claim(kind="not_worse", stage="worse", than="weak"), seeds).holds
+    assert judge(Claim(kind="not_worse", stage="strong", than="weak", benchmark="arithmetic"), seeds).holds
+    assert judge(Claim(kind="not_worse", stage="weak", than="weak", benchmark="arithmetic"), seeds).holds
+    assert not judge(Claim(kind="not_worse", stage="worse", than="weak", benchmark="arithmetic"), seeds).holds
 
 
 def test_claim_preferred_reads_the_annotator_not_the_grades(seeds: list[dict[str, Path]]) -> None:

@@ -20,11 +20,16 @@ from stages.artifacts import CheckpointRef, DatasetRef, StageResult, digest_of_f
 
 CHROMIUM = Path("/usr/bin/chromium")
 QUIET = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
     "--disable-quic",
 ]
 STAGES = ("cold_start", "reasoning_rl", "distillation")
-BENCHMARKS = ("in_distribution", "harder")
+BENCHMARKS = ("arithmetic", "harder")
 MODES = ("thinking", "non_thinking")
 VARIANT = "reasoning_rl.learning_rate=3e-4"
 PATIENCE_MS = 60_000
@@ -51,8 +56,11 @@ def play(address: str, home: Path) -> dict[str, str]:
 
     for number, variant in enumerate(("default", VARIANT)):
         recipe = tracker.start_recipe(
-            variant=variant, overrides={} if variant == "default" else {"reasoning_rl.learning_rate": "3e-4"}, recipe_yaml="name: pages\n",
-            config_hash=str(number), prefect_url="http://127.0.0.1:4300/runs",
+            variant=variant,
+            overrides={} if variant == "default" else {"reasoning_rl.learning_rate": "3e-4"},
+            recipe_yaml="name: pages\n",
+            config_hash=str(number),
+            prefect_url="http://127.0.0.1:4300/runs",
         )
         made, rows = model("base", "given", home / "given"), []
         for index, node in enumerate(("base", *STAGES)):
@@ -64,8 +72,16 @@ def play(address: str, home: Path) -> dict[str, str]:
                 made = model(f"{node}.model", fingerprint, folder / "checkpoint")
             elif node != "base":
                 run = tracker.start_stage(
-                    node=node, stage=node, index=index, recipe_run=recipe, variant=variant, fingerprint=fingerprint,
-                    config={"learning_rate": 1e-3}, inputs={"model": made}, seed=0, prefect_url=None,
+                    node=node,
+                    stage=node,
+                    index=index,
+                    recipe_run=recipe,
+                    variant=variant,
+                    fingerprint=fingerprint,
+                    config={"learning_rate": 1e-3},
+                    inputs={"model": made},
+                    seed=0,
+                    prefect_url=None,
                 )
                 made = model(f"{node}.model", fingerprint, folder / "checkpoint")
                 steps = [
@@ -76,14 +92,22 @@ def play(address: str, home: Path) -> dict[str, str]:
                 finish(tracker, run, recipe, node, fingerprint, {"model": made}, {}, folder)
             scores = {
                 (benchmark, mode): score - 0.1 * (benchmark == "harder") - 0.05 * (mode == "non_thinking")
-                for benchmark in BENCHMARKS for mode in MODES
+                for benchmark in BENCHMARKS
+                for mode in MODES
             }
             metrics = {f"eval/{benchmark}_{mode}": value for (benchmark, mode), value in scores.items()}
-            metrics |= {f"eval/in_distribution_budget_{budget}": score * (1 - 8 / budget) for budget in (16, 64, 128)}
+            metrics |= {f"eval/arithmetic_budget_{budget}": score * (1 - 8 / budget) for budget in (16, 64, 128)}
             if number == 0 or index > 1:
                 run = tracker.start_stage(
-                    node=f"evaluation_{node}", stage="evaluation", index=index, recipe_run=recipe, variant=variant,
-                    fingerprint=f"e{fingerprint[:-1]}", config={"samples": 4}, inputs={"model": made, "benchmarks": data}, seed=0,
+                    node=f"evaluation_{node}",
+                    stage="evaluation",
+                    index=index,
+                    recipe_run=recipe,
+                    variant=variant,
+                    fingerprint=f"e{fingerprint[:-1]}",
+                    config={"samples": 4},
+                    inputs={"model": made, "benchmarks": data},
+                    seed=0,
                     prefect_url=None,
                 )
                 finish(tracker, run, recipe, f"evaluation_{node}", f"e{fingerprint[:-1]}", {}, metrics, folder)
@@ -99,8 +123,16 @@ def play(address: str, home: Path) -> dict[str, str]:
 
 def finish(tracker, run, recipe, node, fingerprint, outputs, metrics, folder) -> None:  # type: ignore[no-untyped-def]
     result = StageResult(
-        stage=node, fingerprint=fingerprint, key={}, outputs=outputs, metrics=metrics, seconds=30.0, busy_seconds=25.0, tokens=12_000,
-        peak_memory_mib=900.0, versions={},
+        stage=node,
+        fingerprint=fingerprint,
+        key={},
+        outputs=outputs,
+        metrics=metrics,
+        seconds=30.0,
+        busy_seconds=25.0,
+        tokens=12_000,
+        peak_memory_mib=900.0,
+        versions={},
     )
     tracker.finish_stage(run, recipe_run=recipe, node=node, result=result, status="FINISHED", log=folder / "log.txt")
 
@@ -123,16 +155,20 @@ def test_printed_links_opened_show_stages_scores_and_lineage(page: Page, tmp_pat
     requested: list[str] = []
     page.on("request", lambda request: requested.append(request.url))
     promised = {
-        "score by stage": ["ablation/in_distribution_thinking", "ablation/harder_thinking", "pages:default"],
-        "all stages": ["Group: 00-base", "Group: 01-cold_start", "Group: 02-reasoning_rl", "eval/in_distribution_thinking", "0.5"],
-        "variants of reasoning_rl": ["eval/in_distribution_thinking", "reasoning_rl:default", "reasoning_rl:learning_rate=3e-4"],
+        "score by stage": ["ablation/arithmetic_thinking", "ablation/harder_thinking", "pages:default"],
+        "all stages": ["Group: 00-base", "Group: 01-cold_start", "Group: 02-reasoning_rl", "eval/arithmetic_thinking", "0.5"],
+        "variants of reasoning_rl": ["eval/arithmetic_thinking", "reasoning_rl:default", "reasoning_rl:learning_rate=3e-4"],
         "recipe run": [f"pages:{VARIANT}", "in distribution thinking", "0.700 (0.670 to 0.730)"],
         "models": ["reasoning_rl-default", "cold_start-default", "base"],
     }
     with serving.servers(tmp_path, lambda text: None) as running:
         links = play(running.mlflow_url, tmp_path)
         assert list(links) == [
-            "recipe run", "score by stage", "all stages", "models", *(f"variants of {node}" for node in STAGES),
+            "recipe run",
+            "score by stage",
+            "all stages",
+            "models",
+            *(f"variants of {node}" for node in STAGES),
         ]
         for label, texts in promised.items():
             page.goto("about:blank")

@@ -71,15 +71,31 @@ def records(folder: Path, *lines: dict[str, Any]) -> Path:
 
 def result(stage: str, fingerprint: str, outputs: Handles, metrics: dict[str, float]) -> StageResult:
     return StageResult(
-        stage=stage, fingerprint=fingerprint, key={}, outputs=dict(outputs), metrics=metrics, seconds=4.0, busy_seconds=3.0, tokens=100,
-        peak_memory_mib=50.0, versions={},
+        stage=stage,
+        fingerprint=fingerprint,
+        key={},
+        outputs=dict(outputs),
+        metrics=metrics,
+        seconds=4.0,
+        busy_seconds=3.0,
+        tokens=100,
+        peak_memory_mib=50.0,
+        versions={},
     )
 
 
 def start(tracker: Tracker, recipe_run: str, *, node: str, stage: str, fingerprint: str, inputs: Handles, index: int = 1) -> str:
     return tracker.start_stage(
-        node=node, stage=stage, index=index, recipe_run=recipe_run, variant="default", fingerprint=fingerprint,
-        config={"learning_rate": 1e-3, "sampler": {"top_p": 0.9}}, inputs=inputs, seed=7, prefect_url="http://prefect/run",
+        node=node,
+        stage=stage,
+        index=index,
+        recipe_run=recipe_run,
+        variant="default",
+        fingerprint=fingerprint,
+        config={"learning_rate": 1e-3, "sampler": {"top_p": 0.9}},
+        inputs=inputs,
+        seed=7,
+        prefect_url="http://prefect/run",
     )
 
 
@@ -94,7 +110,9 @@ def play(tracker: Tracker, home: Path) -> tuple[str, str, str]:
     tuned = checkpoint(folder / "checkpoint", "tuned", name="cold_start.model", producer=TUNED)
     run = start(tracker, recipe, node="cold_start", stage="cold_start", fingerprint=TUNED, inputs={"model": base, "traces": traces})
     file = records(
-        folder, {"time": 10.0, "step": 1, "metrics": {"train/loss": 2.0, "bad@name": 1.0}}, {"time": 11.0, "progress": [1, 2, "step"]},
+        folder,
+        {"time": 10.0, "step": 1, "metrics": {"train/loss": 2.0, "bad@name": 1.0}},
+        {"time": 11.0, "progress": [1, 2, "step"]},
         {"time": 12.0, "step": 2, "metrics": {"train/loss": 1.0}},
     )
     with file.open("a") as half:
@@ -111,8 +129,12 @@ def play(tracker: Tracker, home: Path) -> tuple[str, str, str]:
     records(folder, {"time": 20.0, "step": 0, "metrics": scores})
     samples = dataset(folder / "samples.parquet", name="evaluation_cold_start.samples", producer=SCORED)
     tracker.finish_stage(
-        evaluation, recipe_run=recipe, node="evaluation_cold_start", result=result("evaluation", SCORED, {"samples": samples}, scores),
-        status="FINISHED", log=folder / "log.txt",
+        evaluation,
+        recipe_run=recipe,
+        node="evaluation_cold_start",
+        result=result("evaluation", SCORED, {"samples": samples}, scores),
+        status="FINISHED",
+        log=folder / "log.txt",
     )
     cell = Cell(benchmark="easy", mode="thinking", mean=0.5, low=0.4, high=0.6, n_problems=4, n_samples=8)
     common = {"format_rate": 1.0, "flag_rate": None, "preference_win_rate": None, "preference_p": None, "tokens": 10, "seconds": 1.0}
@@ -213,9 +235,7 @@ def test_stage_finished_is_found_by_fingerprint_and_reused(uri: str, tmp_path: P
     assert tags["mlflow.runColor"] != runs(uri)["small:default"].data.tags["mlflow.runColor"]
 
 
-def test_mlflow_away_keeps_everything_and_sync_sends_it_once(
-    away: str, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_mlflow_away_keeps_everything_and_sync_sends_it_once(away: str, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "posttrain"):
         play(Tracker(away, "small", tmp_path), tmp_path)
     told = [record.message for record in caplog.records if record.name == "posttrain"]
@@ -263,7 +283,11 @@ def test_record_refused_is_told_and_the_rest_is_written(uri: str, tmp_path: Path
     gone = CheckpointRef(name="cold_start.model", digest="0" * 64, path=tmp_path / "gone", producer=TUNED)
     with caplog.at_level(logging.WARNING, "posttrain"):
         tracker.finish_stage(
-            run, recipe_run=recipe, node="cold_start", status="FINISHED", log=None,
+            run,
+            recipe_run=recipe,
+            node="cold_start",
+            status="FINISHED",
+            log=None,
             result=result("cold_start", TUNED, {"model": gone}, {"m": 1.0}),
         )
     stage = MlflowClient(uri).get_run(run)
@@ -290,8 +314,11 @@ def test_views_show_only_metrics_that_the_glossary_explains() -> None:
 @pytest.mark.parametrize(
     ("name", "unit"),
     [
-        ("eval/in_distribution_non_thinking", "share"), ("length/harder_budget_16", "tokens"), ("rows/kept", "rows"),
-        ("rows/kept/products", "rows"), ("train/rewards/format/std", "reward"),
+        ("eval/arithmetic_non_thinking", "share"),
+        ("length/harder_budget_16", "tokens"),
+        ("rows/kept", "rows"),
+        ("rows/kept/products", "rows"),
+        ("train/rewards/format/std", "reward"),
     ],
 )
 def test_meaning_of_a_logged_name_is_found_by_its_pattern(name: str, unit: str) -> None:

@@ -24,10 +24,15 @@ def row(question: str | None, answer: str | None = "1", *, number: int = 1, benc
 def built(rows: list[RawRow], *, ngram: int = 8, benchmark_size: int = 100, seed: int = 0, **pools: Any) -> duckdb.DuckDBPyConnection:
     """A database with every table built from `rows`; by default all problems go to the pool `rl`."""
     source = {"kind": "file", "path": "unused.jsonl"}
-    config = Curation.model_validate({
-        "sources": [source], "benchmarks": {"held_out": [source]}, "benchmark_size": benchmark_size,
-        "decontamination_ngram": ngram, "pools": pools or {"rl": {"share": 1}},
-    })
+    config = Curation.model_validate(
+        {
+            "sources": [source],
+            "benchmarks": {"held_out": [source]},
+            "benchmark_size": benchmark_size,
+            "decontamination_ngram": ngram,
+            "pools": pools or {"rl": {"share": 1}},
+        }
+    )
     database = duckdb.connect(config={"threads": 1})
     load(database, rows, config, seed)
     for layer, models in LAYERS:
@@ -74,12 +79,20 @@ def test_normalisation_case_and_white_space_give_one_problem_id() -> None:
 
 def test_quarantine_takes_bad_rows_with_their_reason() -> None:
     rows = [
-        row("good"), row(None, number=2), row(" \u2003 ", number=3), row("q", None, number=4), row("q", " ", number=5),
-        row(None, None, number=6)._replace(unreadable="not JSON"), row("x", benchmark="held_out"),
+        row("good"),
+        row(None, number=2),
+        row(" \u2003 ", number=3),
+        row("q", None, number=4),
+        row("q", " ", number=5),
+        row(None, None, number=6)._replace(unreadable="not JSON"),
+        row("x", benchmark="held_out"),
     ]
     database = built(rows)
     assert database.execute("select row_number, reason from quarantine order by row_number").fetchall() == [
-        (2, "the question is missing"), (3, "the question is empty"), (4, "the answer is missing"), (5, "the answer is empty"),
+        (2, "the question is missing"),
+        (3, "the question is empty"),
+        (4, "the answer is missing"),
+        (5, "the answer is empty"),
         (6, "not JSON"),
     ]
     counts = database.execute("select row_count, bad_count, bad_share from stg_source_counts where source = 'train'").fetchall()
@@ -88,13 +101,17 @@ def test_quarantine_takes_bad_rows_with_their_reason() -> None:
 
 def test_duplicates_first_row_of_first_source_is_kept() -> None:
     rows = [
-        row("Q one", "late", number=1, pool_order=1, source="second"), row("q  one", "7", number=4), row("q one", "7", number=5),
-        row("other", number=6), row("x", benchmark="held_out", pool_order=2),
+        row("Q one", "late", number=1, pool_order=1, source="second"),
+        row("q  one", "7", number=4),
+        row("q one", "7", number=5),
+        row("other", number=6),
+        row("x", benchmark="held_out", pool_order=2),
     ]
     database = built(rows)
     assert database.execute("select question, answer from pools order by question").fetchall() == [("other", "1"), ("q  one", "7")]
     assert database.execute("select source, row_number, reason from dropped order by source, row_number").fetchall() == [
-        ("second", 1, "duplicate, other answer"), ("train", 5, "duplicate"),
+        ("second", 1, "duplicate, other answer"),
+        ("train", 5, "duplicate"),
     ]
 
 
@@ -102,7 +119,7 @@ def shared_words(*runs: int) -> str:
     """A training question that holds runs of the benchmark's words, set apart by words of its own."""
     taken, parts = 0, ["own0", "own1"]
     for index, length in enumerate(runs):
-        parts += [*WORDS[taken:taken + length], f"gap{index}", f"hole{index}"]
+        parts += [*WORDS[taken : taken + length], f"gap{index}", f"hole{index}"]
         taken += length + 1 if taken + length + 1 < len(WORDS) else length
     return " ".join(parts)
 
@@ -110,8 +127,13 @@ def shared_words(*runs: int) -> str:
 @pytest.mark.parametrize(
     ("runs", "any_8gram", "any_10gram", "any_13gram"),
     [
-        ((7,), False, False, False), ((8,), True, False, False), ((10,), True, True, False), ((11,), True, True, False),
-        ((13,), True, True, True), ((8, 8), True, False, False), ((5, 5, 5), False, False, False),
+        ((7,), False, False, False),
+        ((8,), True, False, False),
+        ((10,), True, True, False),
+        ((11,), True, True, False),
+        ((13,), True, True, True),
+        ((8, 8), True, False, False),
+        ((5, 5, 5), False, False, False),
     ],
 )
 def test_decontamination_golden_rows_follow_the_any_ngram_rule(
@@ -192,7 +214,9 @@ def test_benchmarks_share_no_question_and_take_families_in_turn() -> None:
     rows += [row("training question")]
     database = built(rows, benchmark_size=10)
     assert database.execute("select benchmark, family, count(*) from benchmarks group by all order by all").fetchall() == [
-        ("easy", "fruit", 7), ("easy", "tree", 3), ("hard", "fruit", 4),
+        ("easy", "fruit", 7),
+        ("easy", "tree", 3),
+        ("hard", "fruit", 4),
     ]
     first_six = database.execute("select family from benchmarks where benchmark = 'easy' and position <= 6").fetchall()
     assert sorted(first_six) == [("fruit",)] * 3 + [("tree",)] * 3
@@ -205,8 +229,14 @@ def test_pools_each_family_is_dealt_in_exact_disjoint_shares() -> None:
     rows += [row("x", benchmark="held_out")]
     database = built(rows, cold_start={"share": 0.25}, rl={"share": 0.5}, distillation={"share": 0.1})
     assert database.execute("select pool, family, count(*) from pools group by all order by all").fetchall() == [
-        ("cold_start", "a", 25), ("cold_start", "b", 10), ("distillation", "a", 10), ("distillation", "b", 4),
-        ("rl", "a", 50), ("rl", "b", 20), (None, "a", 15), (None, "b", 6),
+        ("cold_start", "a", 25),
+        ("cold_start", "b", 10),
+        ("distillation", "a", 10),
+        ("distillation", "b", 4),
+        ("rl", "a", 50),
+        ("rl", "b", 20),
+        (None, "a", 15),
+        (None, "b", 6),
     ]
     assert database.execute("select count(distinct problem_id), count(*) from pools").fetchall() == [(140, 140)]
 
@@ -233,11 +263,24 @@ def test_pools_with_trace_takes_only_problems_that_have_one() -> None:
 
 def test_funnel_accounts_for_every_training_row() -> None:
     rows = [
-        row("kept", number=1), row("kept", number=2), row("same", number=3), row(None, number=4), row(" ".join(WORDS[:9]), number=5),
-        row("same", benchmark="held_out"), row(" ".join(WORDS), benchmark="held_out", number=2), row(None, benchmark="held_out", number=3),
+        row("kept", number=1),
+        row("kept", number=2),
+        row("same", number=3),
+        row(None, number=4),
+        row(" ".join(WORDS[:9]), number=5),
+        row("same", benchmark="held_out"),
+        row(" ".join(WORDS), benchmark="held_out", number=2),
+        row(None, benchmark="held_out", number=3),
     ]
     funnel = dict(built(rows).execute("select step, rows from funnel where family = 'all'").fetchall())
     assert funnel == {
-        "read": 5, "quarantined": 1, "duplicate": 1, "same question": 1, "shared n-gram": 1, "kept": 1, "pool rl": 1,
-        "benchmark held_out": 2, "quarantined in benchmarks": 1,
+        "read": 5,
+        "quarantined": 1,
+        "duplicate": 1,
+        "same question": 1,
+        "shared n-gram": 1,
+        "kept": 1,
+        "pool rl": 1,
+        "benchmark held_out": 2,
+        "quarantined in benchmarks": 1,
     }

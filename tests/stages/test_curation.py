@@ -59,7 +59,12 @@ def test_curation_generated_sources_give_disjoint_pools_and_benchmarks(tmp_path:
     output = curate(tmp_path)
     assert list(output.outputs) == ["benchmarks", "cold_start", "rl", "preference"]
     assert sorted(path.name for path in (tmp_path / "curation/0123456789abcdef/data").glob("*.parquet")) == [
-        "benchmarks.parquet", "cold_start.parquet", "contamination.parquet", "preference.parquet", "quarantine.parquet", "rl.parquet",
+        "benchmarks.parquet",
+        "cold_start.parquet",
+        "contamination.parquet",
+        "preference.parquet",
+        "quarantine.parquet",
+        "rl.parquet",
     ]
     ids = {name: [row["problem_id"] for row in rows_of(output, name)] for name in output.outputs}
     every = [problem for pool in ids.values() for problem in pool]
@@ -122,16 +127,25 @@ def test_curation_database_holds_every_table_for_reading(tmp_path: Path) -> None
 
 def test_curation_file_sources_bad_rows_are_quarantined_with_line_numbers(tmp_path: Path) -> None:
     lines = [
-        *questions(0, 36), "", "{broken", '["list"]', {"question": "no answer"}, {"question": 7, "answer": "7"},
-        {"question": "numeric?", "answer": 12}, {"question": "lone?", "answer": "\ud800"},
+        *questions(0, 36),
+        "",
+        "{broken",
+        '["list"]',
+        {"question": "no answer"},
+        {"question": 7, "answer": "7"},
+        {"question": "numeric?", "answer": 12},
+        {"question": "lone?", "answer": "\ud800"},
     ]
     source = write_jsonl(tmp_path / "problems.jsonl", lines) | {"max_bad_share": 0.2, "family": "items"}
     held_out = write_jsonl(tmp_path / "held_out.jsonl", questions(30, 10))
     output = curate(tmp_path, sources=[source], benchmarks={"test": [held_out]}, pools={"rl": {"share": 1}})
     quarantine = parquet.read_table(tmp_path / "curation/0123456789abcdef/data/quarantine.parquet").to_pylist()
     assert [(row["row_number"], row["reason"]) for row in sorted(quarantine, key=lambda row: row["row_number"])] == [
-        (38, "not JSON in UTF-8: JSONDecodeError"), (39, "a JSON list, the rule is an object"), (40, "the answer is missing"),
-        (41, "the question is of type int, the rule is text"), (43, "not JSON in UTF-8: UnicodeEncodeError"),
+        (38, "not JSON in UTF-8: JSONDecodeError"),
+        (39, "a JSON list, the rule is an object"),
+        (40, "the answer is missing"),
+        (41, "the question is of type int, the rule is text"),
+        (43, "not JSON in UTF-8: UnicodeEncodeError"),
     ]
     assert quarantine[0]["source"] == "sources[0] problems.jsonl"
     rows = rows_of(output, "rl")

@@ -6,7 +6,7 @@ begin. Only edges are replaced: the engine that is never asked, and the log-prob
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ class TrainingWouldBeginError(Exception):
 
 
 @pytest.fixture(scope="module")
-def grpo_trainer(random_model: CheckpointRef, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildTrainer]:
+def grpo_trainer(random_model: CheckpointRef, tmp_path_factory: pytest.TempPathFactory) -> BuildTrainer:
     """Build the trainer that the policy stages build, for groups of four rollouts; one for each combination of settings."""
     import trl
     import vllm
@@ -59,21 +59,20 @@ def grpo_trainer(random_model: CheckpointRef, tmp_path_factory: pytest.TempPathF
                     built[key] = self
                     raise TrainingWouldBeginError
 
-            patch.setattr(trl, "GRPOTrainer", Kept)
             prompts = [Prompt(f"question {index}", str(index), "", "7", True) for index in range(groups)]
             weights = {"accuracy": config.accuracy_weight, "format": config.format_weight}
             stage_dir = tmp_path_factory.mktemp("reasoning_rl")
-            with pytest.raises(TrainingWouldBeginError):
-                train_policy(random_model, prompts, lambda _: {}, weights, config, stage_dir, 0, name="reasoning_rl.model", card="")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(trl, "GRPOTrainer", Kept)
+                patch.setattr(vllm, "LLM", lambda **_: None)
+                with pytest.raises(TrainingWouldBeginError):
+                    train_policy(random_model, prompts, lambda _: {}, weights, config, stage_dir, 0, name="reasoning_rl.model", card="")
         trainer = built[key]
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
         return trainer
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm, "LLM", lambda **_: None)
-        patch.setattr(trl, "GRPOTrainer", trl.GRPOTrainer)
-        yield build
+    return build
 
 
 def padded(rows: list[list[float]]) -> torch.Tensor:
