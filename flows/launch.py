@@ -26,8 +26,8 @@ from typing import Any
 
 from stages import child
 from stages.artifacts import CONFIG, LOG, METRICS, StageResult, read_result, write_json
-from stages.errors import StageFailed
-from stages.training import last_checkpoint
+from stages.errors import StageError
+from stages.artifacts import last_checkpoint
 
 GRACE_S = 5.0
 _TICK_S = 0.2
@@ -60,7 +60,7 @@ def launch(
     checkpoint there, else emptied first. `on_start` is called when the folder is ready, `on_record` with
     each new record of `metrics.jsonl`, `on_lines` with the new lines of `log.txt`. `module` overrides
     the module that holds `run`.
-    Raises StageFailed, naming stage, cause, log and remedy. On any exception, KeyboardInterrupt
+    Raises StageError, naming stage, cause, log and remedy. On any exception, KeyboardInterrupt
     included, the stage's processes are ended first.
     """
     stage_dir.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def launch(
         _supervise(stage_dir, content, module, follow)
         result = read_result(stage_dir)
         if result is None:
-            raise StageFailed(f"{content['node']} ended without a result; see {stage_dir / LOG}")
+            raise StageError(f"{content['node']} ended without a result; see {stage_dir / LOG}")
         return result
 
 
@@ -100,20 +100,20 @@ def _supervise(stage_dir: Path, content: Mapping[str, Any], module: str | None, 
         while not wait([process.sentinel], _TICK_S):
             follow()
             if time.monotonic() > deadline:
-                raise StageFailed(
+                raise StageError(
                     f"{content['node']} ran past its limit of {limit_s / 60:g} minutes ({content['node']}.max_minutes) and was ended; "
                     f"raise the limit with --set {content['node']}.max_minutes={2 * limit_s / 60:g} and run again. Log: {stage_dir / LOG}"
                 )
         follow()
     except (EOFError, ConnectionError, BrokenPipeError) as error:
-        raise StageFailed(
+        raise StageError(
             f"{content['node']}: the process that starts stages has died ({type(error).__name__}), often for lack of memory; "
             "free some memory and run the same command again. Finished stages are kept"
         ) from error
     finally:
         _end(process)
     if process.exitcode != 0:
-        raise StageFailed(_cause(stage_dir, content["node"], process.exitcode))
+        raise StageError(_cause(stage_dir, content["node"], process.exitcode))
 
 
 def _end(process: ForkServerProcess) -> None:
@@ -171,14 +171,14 @@ def _empty(stage_dir: Path) -> None:
 
 @contextmanager
 def _locked(stage_dir: Path, node: str) -> Iterator[None]:
-    """Hold the stage folder. The kernel frees the lock with the process, however it ends. Raises StageFailed when taken."""
+    """Hold the stage folder. The kernel frees the lock with the process, however it ends. Raises StageError when taken."""
     with (stage_dir / _LOCK).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
             holder = file.read().strip() or "unknown"
-            raise StageFailed(
+            raise StageError(
                 f"{node} is being run by process {holder} ({stage_dir}); wait for it, or end it with: kill {holder}"
             ) from error
         file.truncate(0)

@@ -23,7 +23,7 @@ import stages
 from flows.recipe import Node, Recipe, Source
 from stages.artifacts import CheckpointRef, DatasetRef, Ref, StageResult, digest_of_file, digest_of_folder, read_result, write_json
 from stages.errors import ArtifactError, ConfigError
-from stages.training import last_checkpoint
+from stages.artifacts import last_checkpoint
 
 Action = Literal["reuse", "resume", "run"]
 Outputs = Mapping[str, CheckpointRef | DatasetRef]

@@ -121,11 +121,11 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
     if raw.get("evaluation") is not None:
         nodes = _with_evaluations(nodes, dict(raw["evaluation"]), raw["seed"], models, faults)
     scored = [node.inputs["model"].node for node in nodes if node.stage == "evaluation"]
-    claims = [_claim(index, content, scored, faults) for index, content in enumerate(raw.get("claims") or [])]
+    given = [_claim(index, content, scored, faults) for index, content in enumerate(raw.get("claims") or [])]
     if faults:
         raise ConfigError("\n".join(f"{path.name}: {fault}" for fault in dict.fromkeys(faults)))
     text = yaml.safe_dump(raw, sort_keys=False, allow_unicode=True)
-    return Recipe(raw["name"], raw.get("description", ""), raw["seed"], models, tuple(nodes), settings, tuple(claims), text)
+    return Recipe(raw["name"], raw.get("description", ""), raw["seed"], models, tuple(nodes), settings, tuple(filter(None, given)), text)
 
 
 # ---- reading --------------------------------------------------------------------------------
@@ -238,12 +238,12 @@ def _settings(name: str, kind: type[StageConfig], content: dict[str, Any], fault
         return kind.model_construct()
 
 
-def _claim(index: int, content: Any, scored: Sequence[str], faults: list[str]) -> Claim:
+def _claim(index: int, content: Any, scored: Sequence[str], faults: list[str]) -> Claim | None:
     try:
         claim = Claim.model_validate(content)
     except ValidationError as error:
         faults.extend(_explain(f"claims[{index}]", Claim, dict(fault)) for fault in error.errors())
-        return Claim.model_construct()
+        return None
     for name in filter(None, (claim.stage, claim.than)):
         if name not in scored:
             faults.append(f"claims[{index}] = {name!r}: must name a model that the recipe evaluates; {_nearest(name, list(scored))}")

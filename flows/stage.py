@@ -57,7 +57,7 @@ def run_stage(run: RecipeRun, node: Node, handles: Mapping[str, Outputs]) -> Out
     """Bring one node to its result and return its artifacts.
 
     `handles` holds the outputs of every model and node that it reads. A finished stage is reused
-    without a flow of its own. Raises StageFailed; the stages that finished are kept.
+    without a flow of its own. Raises StageError; the stages that finished are kept.
     """
     inputs = {name: take(handles, source) for name, source in node.inputs.items()}
     index = [other.name for other in run.recipe.nodes].index(node.name)

@@ -21,6 +21,8 @@ RESULT = "result.json"
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 LOG = "log.txt"
+TRAINER_DIR = "trainer"
+"""Where trainers keep their own checkpoints while a stage runs, one folder a phase."""
 _NOT_CONTENT = frozenset({"README.md", "training_args.bin"})
 
 
@@ -127,3 +129,19 @@ def read_result(stage_dir: Path) -> StageResult | None:
         return StageResult.model_validate_json(path.read_text())
     except ValueError as error:
         raise ArtifactError(f"{path} cannot be read ({error}); delete {stage_dir} and run again") from error
+
+
+def last_checkpoint(stage_dir: Path) -> Path | None:
+    """A complete trainer checkpoint of a stage folder, the newest of its phase, or None."""
+    phases = sorted((stage_dir / TRAINER_DIR).glob("*/"))
+    return next((found for phase in phases if (found := newest_checkpoint(phase)) is not None), None)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint of a trainer's folder (`trainer_state.json` is written last)."""
+    complete = {
+        int(path.name.removeprefix("checkpoint-")): path
+        for path in folder.glob("checkpoint-*")
+        if path.name.removeprefix("checkpoint-").isdigit() and (path / "trainer_state.json").exists()
+    }
+    return complete[max(complete)] if complete else None

@@ -33,7 +33,7 @@ class TrainingError(PosttrainError):
     """A trainer ended without a usable model."""
 
 
-class StageFailed(PosttrainError):
+class StageError(PosttrainError):
     """A stage's process failed, was killed, or ran past its limit. The finished stages are kept."""
 
 

@@ -62,7 +62,7 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
     metrics = {
         "rejection/kept": float(len(rows)),
         "rejection/solved_share": len({row["problem_id"] for row in rows}) / len(problems),
-        "rejection/tokens_mean": sum(row["tokens"] for row in rows) / max(1, len(rows)),
+        "rejection/tokens_mean": sum(row["tokens"] for row in rows) / max(1, len(rows)),  # type: ignore[misc]
     }
     recorder.metrics(0, metrics)
     rule = f"none of {len(answers)} samples was right, finished and well-formed; check the model's evaluation before this stage"

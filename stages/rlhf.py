@@ -11,6 +11,7 @@ Differs   One phase; the reward model scores the response without its thinking, 
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,10 +29,9 @@ from stages.training import load_model, load_tokenizer
 
 def run(config: RLHF, inputs: Handles, stage_dir: Path, seed: int) -> StageOutput:
     """Train the policy; the first `thinking_share` of the problems are asked in thinking mode, every second one by flag."""
-    import json
-
     model, judge_ref = inputs["model"], inputs["reward_model"]
-    assert isinstance(model, CheckpointRef) and isinstance(judge_ref, CheckpointRef)
+    assert isinstance(model, CheckpointRef)
+    assert isinstance(judge_ref, CheckpointRef)
     tokenizer, judge_tokenizer = load_tokenizer(model), load_tokenizer(judge_ref)
     judge = load_model(judge_ref, kind="scalar")
     rows = read_rows(inputs["problems"], columns=("problem_id", "question", "answer"))
@@ -76,5 +76,6 @@ def run(config: RLHF, inputs: Handles, stage_dir: Path, seed: int) -> StageOutpu
         stage_dir,
         seed,
         name="rlhf.model",
-        card=f"# RLHF\n\n`{model.name}` after {config.steps} steps of GRPO against `{judge_ref.name}` and rules (posttrain, stage `rlhf`).\n",
+        card=f"# RLHF\n\n`{model.name}` after {config.steps} steps of GRPO against `{judge_ref.name}` and rules "
+        "(posttrain, stage `rlhf`).\n",
     )

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.artifacts import CheckpointRef, digest_of_folder
+from stages.artifacts import TRAINER_DIR, CheckpointRef, digest_of_folder, newest_checkpoint
 from stages.errors import ArtifactError, TrainingError
 from stages.records import Recorder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
-_TRAINER_DIR = "trainer"
 _NOT_LOGGED = frozenset({"epoch", "total_flos", "train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second"})
 MAX_LOGIT_DRIFT = 1e-3
 """Largest difference of a logit before and after export; float32 on CPU gives 0."""
@@ -31,7 +30,7 @@ def common_arguments(stage_dir: Path, seed: int, *, phase: str = "train") -> dic
 
     gpu = torch.cuda.is_available()
     return {
-        "output_dir": str(stage_dir / _TRAINER_DIR / phase),
+        "output_dir": str(stage_dir / TRAINER_DIR / phase),
         "seed": seed % 2**32,
         "use_cpu": not gpu,
         "bf16": gpu,
@@ -81,29 +80,13 @@ def train(trainer: Trainer, stage_dir: Path, *, prefix: str = "train") -> dict[s
     for callback in ("PrinterCallback", "ProgressCallback"):
         for known in [item for item in trainer.callback_handler.callbacks if type(item).__name__ == callback]:
             trainer.remove_callback(known)
-    checkpoint = _newest(Path(trainer.args.output_dir))
+    checkpoint = newest_checkpoint(Path(trainer.args.output_dir))
     if checkpoint is not None:
         print(f"resuming from {checkpoint.name}", flush=True)
     with recorder.busy() as work:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         work.tokens = int(trainer.state.num_input_tokens_seen or last.get(f"{prefix}/num_tokens", 0))
     return last
-
-
-def last_checkpoint(stage_dir: Path) -> Path | None:
-    """A complete trainer checkpoint of a stage folder, the newest of its phase, or None."""
-    phases = sorted((stage_dir / _TRAINER_DIR).glob("*/"))
-    return next((found for phase in phases if (found := _newest(phase)) is not None), None)
-
-
-def _newest(folder: Path) -> Path | None:
-    """The newest complete checkpoint of a trainer's folder (`trainer_state.json` is written last)."""
-    complete = {
-        int(path.name.removeprefix("checkpoint-")): path
-        for path in folder.glob("checkpoint-*")
-        if path.name.removeprefix("checkpoint-").isdigit() and (path / "trainer_state.json").exists()
-    }
-    return complete[max(complete)] if complete else None
 
 
 def load_model(ref: CheckpointRef, *, kind: str = "causal") -> PreTrainedModel:
@@ -169,7 +152,7 @@ def export_checkpoint(
             f"{name}: logits moved by {drift:.2g} in the export (nan: the weights are not numbers); the rule is at most "
             f"{MAX_LOGIT_DRIFT:g}; lower learning_rate and run the stage again"
         )
-    shutil.rmtree(stage_dir / _TRAINER_DIR / phase, ignore_errors=True)
+    shutil.rmtree(stage_dir / TRAINER_DIR / phase, ignore_errors=True)
     return ref
 
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 CHAT_MARKERS = ("<|im_start|>", "<|im_end|>")
 STOP_TOKEN = "<|im_end|>"
 THINK_TOKENS = ("<think>", "</think>")
-EMPTY_THINK = "<think>\n\n</think>\n\n"
 TEMPLATE = (Path(__file__).parent / "template.jinja").read_text()
 
 

@@ -17,7 +17,7 @@ import pytest
 from flows import launch as launching
 from flows.launch import launch
 from stages.config import BasePretraining
-from stages.errors import StageFailed
+from stages.errors import StageError
 
 FAKE_STAGE = '''
 """A stage for these tests: what it does is written in its config.json under `do`."""
@@ -134,7 +134,7 @@ def test_launch_in_a_thread_returns_its_result(fake_stage: Path) -> None:
     ],
 )
 def test_launch_failing_stage_names_cause_and_log(fake_stage: Path, do: str, said: str) -> None:
-    with pytest.raises(StageFailed) as failure:
+    with pytest.raises(StageError) as failure:
         launch(fake_stage, content(do), module="fake_stage")
     assert said in str(failure.value)
     assert str(fake_stage / "log.txt") in str(failure.value)
@@ -142,14 +142,14 @@ def test_launch_failing_stage_names_cause_and_log(fake_stage: Path, do: str, sai
 
 
 def test_launch_bug_in_stage_leaves_traceback_in_log(fake_stage: Path) -> None:
-    with pytest.raises(StageFailed):
+    with pytest.raises(StageError):
         launch(fake_stage, content("bug"), module="fake_stage")
     assert 'raise ValueError("no such thing")' in (fake_stage / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("do", ["wait", "stubborn"])
 def test_launch_past_the_limit_ends_the_whole_group(fake_stage: Path, do: str) -> None:
-    with pytest.raises(StageFailed, match=r"ran past its limit of 0.05 minutes \(base.max_minutes\)"):
+    with pytest.raises(StageError, match=r"ran past its limit of 0.05 minutes \(base.max_minutes\)"):
         launch(fake_stage, content(do, max_minutes=0.05), module="fake_stage")
     wait_until_gone(pids_of(fake_stage))
 
@@ -173,7 +173,7 @@ def test_launch_failing_callback_ends_the_whole_group(fake_stage: Path) -> None:
 
 
 def test_launch_dying_stage_takes_its_group_along(fake_stage: Path) -> None:
-    with pytest.raises(StageFailed, match="SIGKILL"):
+    with pytest.raises(StageError, match="SIGKILL"):
         launch(fake_stage, content("killed_with_grandchild"), module="fake_stage")
     wait_until_gone(pids_of(fake_stage))
 
@@ -184,7 +184,7 @@ def test_launch_twice_at_once_names_the_holder(fake_stage: Path) -> None:
     def again(record: dict[str, Any]) -> None:
         try:
             launch(fake_stage, content("wait"), module="fake_stage")
-        except StageFailed as error:
+        except StageError as error:
             said.append(str(error))
         raise KeyboardInterrupt
 

@@ -158,7 +158,7 @@ def test_printed_links_opened_show_stages_scores_and_lineage(page: Page, tmp_pat
         "score by stage": ["ablation/arithmetic_thinking", "ablation/harder_thinking", "pages:default"],
         "all stages": ["Group: 00-base", "Group: 01-cold_start", "Group: 02-reasoning_rl", "eval/arithmetic_thinking", "0.5"],
         "variants of reasoning_rl": ["eval/arithmetic_thinking", "reasoning_rl:default", "reasoning_rl:learning_rate=3e-4"],
-        "recipe run": [f"pages:{VARIANT}", "in distribution thinking", "0.700 (0.670 to 0.730)"],
+        "recipe run": [f"pages:{VARIANT}", "arithmetic thinking", "0.700 (0.670 to 0.730)"],
         "models": ["reasoning_rl-default", "cold_start-default", "base"],
     }
     with serving.servers(tmp_path, lambda text: None) as running:

@@ -16,9 +16,9 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from flows import views
 from flows.ablation import AblationTable, Cell, Row
-from flows.tracking import Tracker, _params
+from flows.tracking import Tracker, views
+from flows.tracking.entries import params
 from stages.artifacts import CheckpointRef, DatasetRef, Handles, StageResult, digest_of_file, digest_of_folder
 from stages.config import STAGES
 
@@ -298,9 +298,9 @@ def test_record_refused_is_told_and_the_rest_is_written(uri: str, tmp_path: Path
 
 
 def test_params_nested_config_becomes_dotted_scalars() -> None:
-    params = {param.key: param.value for param in _params({"a": {"b": 1, "c": [1, 2]}, "d": {}, "long": "x" * 900})}
-    assert params == {"a.b": "1", "a.c": "[1, 2]", "d": "{}", "long": "x" * 500}
-    assert _params({}) == []
+    found = {param.key: param.value for param in params({"a": {"b": 1, "c": [1, 2]}, "d": {}, "long": "x" * 900})}
+    assert found == {"a.b": "1", "a.c": "[1, 2]", "d": "{}", "long": "x" * 500}
+    assert params({}) == []
 
 
 def test_views_show_only_metrics_that_the_glossary_explains() -> None:
@@ -319,6 +319,10 @@ def test_views_show_only_metrics_that_the_glossary_explains() -> None:
         ("rows/kept", "rows"),
         ("rows/kept/products", "rows"),
         ("train/rewards/format/std", "reward"),
+        ("on_policy/loss", "nats"),
+        ("pass_rates/never", "share"),
+        ("reward_model/pairs", "pairs"),
+        ("easy_thinking/cold_start", "share"),
     ],
 )
 def test_meaning_of_a_logged_name_is_found_by_its_pattern(name: str, unit: str) -> None:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stages.chat import EMPTY_THINK, STOP_TOKEN, THINK_TOKENS, parse_reply, render_completion, render_prompt
+from stages.chat import STOP_TOKEN, THINK_TOKENS, parse_reply, render_completion, render_prompt
 from stages.problems import RESPONSE_STYLES, generate
 from stages.supervised import direct_example, thinking_example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+EMPTY_THINK = "<think>\n\n</think>\n\n"
 OPENING = "<|im_start|>assistant\n"
 
 

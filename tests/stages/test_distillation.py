@@ -21,7 +21,7 @@ from stages.distillation import require_same_tokens, run
 from stages.errors import ArtifactError, DataError
 from stages.rewards.grading import Verdict, grade
 from stages.tables import read_rows
-from stages.training import last_checkpoint
+from stages.artifacts import last_checkpoint
 
 NewStage = Callable[[str], Path]
 Problems = Callable[[Sequence[dict[str, Any]]], DatasetRef]

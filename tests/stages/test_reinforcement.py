@@ -20,7 +20,7 @@ from stages.records import read_records
 from stages.rewards.grading import Verdict, grade
 from stages.rewards.rewards import format_reward
 from stages.tables import read_rows
-from stages.training import last_checkpoint
+from stages.artifacts import last_checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -16,7 +16,7 @@ from stages.config import ColdStart
 from stages.errors import ArtifactError, DataError, TrainingError
 from stages.records import read_records
 from stages.supervised import Example, check_rendering, direct_example, fine_tune, thinking_example
-from stages.training import last_checkpoint
+from stages.artifacts import last_checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

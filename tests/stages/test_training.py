@@ -13,7 +13,8 @@ import pytest
 from stages.artifacts import CheckpointRef, digest_of_folder
 from stages.errors import ArtifactError
 from stages.rewards.scoring import score_texts
-from stages.training import export_checkpoint, last_checkpoint, load_model, load_tokenizer
+from stages.artifacts import last_checkpoint
+from stages.training import export_checkpoint, load_model, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

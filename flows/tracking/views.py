@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-SETTINGS = Path(__file__).resolve().parent.parent / "mlflow"
+SETTINGS = Path(__file__).resolve().parents[2] / "mlflow"
 _SECTION = "posttrain"
 _PADDING_PIXELS = 32
 _CHARACTER_PIXELS = 6

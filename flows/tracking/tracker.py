@@ -1,0 +1,216 @@
+"""What the flows call. Every call that writes is performed now, or kept on disk and sent later: tracking never fails a stage."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from flows.tracking import runs
+from flows.tracking.connection import Connection
+from flows.tracking.entries import now_ms, process_identity
+from flows.tracking.forwarder import FORWARDED, Forwarder, forward
+from flows.tracking.links import links, write_views
+from flows.tracking.outbox import Call
+from stages.artifacts import METRICS, Handles, StageResult
+
+if TYPE_CHECKING:
+    from flows.ablation import AblationTable
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+_PERFORM: dict[str, Callable[[Connection, Call], str]] = {
+    "start_recipe": runs.start_recipe,
+    "start_stage": runs.start_stage,
+    "finish_stage": runs.finish_stage,
+    "reuse_stage": runs.reuse_stage,
+    "finish_recipe": runs.finish_recipe,
+}
+
+
+class Tracker:
+    """Writes one recipe's runs. Its methods neither raise nor wait long when MLflow is away; run ids may then be provisional."""
+
+    def __init__(self, uri: str, recipe: str, home: Path) -> None:
+        """uri: tracking server or store. recipe: name, also of the experiment. home: project home; artifacts lie under it."""
+        self._connection = Connection(uri, home)
+        self._recipe = recipe
+
+    def start_recipe(
+        self,
+        *,
+        variant: str,
+        overrides: dict[str, str],
+        recipe_yaml: str,
+        config_hash: str,
+        prefect_url: str | None,
+        commit: str | None = None,
+    ) -> str:
+        """Open the run of a recipe. Returns its id."""
+        return self._do(
+            "start_recipe",
+            starts_run=True,
+            variant=variant,
+            overrides=overrides,
+            recipe_yaml=recipe_yaml,
+            config_hash=config_hash,
+            prefect_url=prefect_url,
+            commit=commit,
+            owner=process_identity(),
+        )
+
+    def start_stage(
+        self,
+        *,
+        node: str,
+        stage: str,
+        index: int,
+        recipe_run: str,
+        variant: str,
+        fingerprint: str,
+        config: dict[str, Any],
+        inputs: Handles,
+        seed: int,
+        prefect_url: str | None,
+    ) -> str:
+        """Open the run of a stage, or of an evaluation (`stage="evaluation"`): nested in the run that made its `model` input.
+
+        index: place of the node in the recipe, from 0. Returns the run id.
+        """
+        return self._do(
+            "start_stage",
+            starts_run=True,
+            node=node,
+            stage=stage,
+            index=index,
+            recipe_run=recipe_run,
+            variant=variant,
+            fingerprint=fingerprint,
+            config=config,
+            inputs={name: ref.model_dump(mode="json") for name, ref in inputs.items()},
+            seed=seed,
+            prefect_url=prefect_url,
+            owner=process_identity(),
+        )
+
+    def follow(self, run_id: str, metrics_file: Path) -> Forwarder:
+        """Forward the stage's `metrics.jsonl` while it grows. Close the result before `finish_stage`."""
+        return Forwarder(self._connection, run_id, metrics_file)
+
+    def finish_stage(
+        self, run_id: str, *, recipe_run: str, node: str, result: StageResult | None, status: Status, log: Path | None
+    ) -> None:
+        """Record a stage's outputs, final metrics and log, and close its run; the status is set last.
+
+        An evaluation's scores also go to the checkpoint they belong to and to the run that made it.
+        log: the stage folder's log.txt; the rest of the folder's metrics.jsonl is sent from beside it.
+        """
+        self._do(
+            "finish_stage",
+            run_id=run_id,
+            recipe_run=recipe_run,
+            node=node,
+            status=status,
+            log=None if log is None else str(log),
+            result=None if result is None else result.model_dump(mode="json"),
+        )
+
+    def reuse_stage(self, *, node: str, index: int, recipe_run: str, run_id: str) -> None:
+        """Show a stage that was finished earlier as a part of this recipe run too."""
+        self._do("reuse_stage", node=node, index=index, recipe_run=recipe_run, run_id=run_id)
+
+    def finish_recipe(
+        self, run_id: str, *, table: AblationTable | None, figure: Path | None, table_json: Path | None, status: Status
+    ) -> None:
+        """Record the ablation table (metrics at step = row, artifact, figure, note with links), close the run, write the views."""
+        rows = [] if table is None else [{**row._asdict(), "cells": [cell._asdict() for cell in row.cells]} for row in table.rows]
+        self._do(
+            "finish_recipe",
+            run_id=run_id,
+            rows=rows,
+            figure=None if figure is None else str(figure),
+            table_json=None if table_json is None else str(table_json),
+            status=status,
+        )
+
+    def find_stage(self, fingerprint: str) -> str | None:
+        """The newest finished run with this fingerprint, or None (also when MLflow cannot say)."""
+
+        def search() -> str | None:
+            found = self._connection.client.search_runs(
+                [self._connection.experiment(self._recipe)],
+                f"tags.fingerprint = '{fingerprint}' AND attributes.status = 'FINISHED'",
+                order_by=["attributes.end_time DESC"],
+                max_results=1,
+            )
+            return str(found[0].info.run_id) if found else None
+
+        return self._connection.ask(search, None)
+
+    def reap(self) -> list[str]:
+        """Close runs that still claim to run although their process on this machine is gone. Returns their names."""
+
+        def close() -> list[str]:
+            closed = []
+            for run in self._connection.client.search_runs([self._connection.experiment(self._recipe)], "attributes.status = 'RUNNING'"):
+                owner = run.data.tags.get("owner", "")
+                if owner.startswith(f"{socket.gethostname()}:") and owner != process_identity(owner):
+                    last = max([metric.timestamp for metric in run.data._metric_objs] + [run.info.start_time])
+                    self._connection.client.set_terminated(run.info.run_id, "KILLED", end_time=last)
+                    closed.append(str(run.info.run_name))
+            return closed
+
+        return self._connection.ask(close, [])
+
+    def write_views(self) -> None:
+        """Write the saved views that `links` point to, for the stages and scores that the experiment has now."""
+        self._connection.ask(lambda: write_views(self._connection, self._recipe), None)
+
+    def links(self, recipe_run: str) -> dict[str, str]:
+        """Label to address of the pages to look at; empty when MLflow has no pages (a store without a server) or is away."""
+        if not self._connection.uri.startswith("http"):
+            return {}
+        return self._connection.ask(lambda: links(self._connection, self._recipe, recipe_run), {})
+
+    @classmethod
+    def sync(cls, uri: str, home: Path) -> Sync:
+        """Send what MLflow could not take earlier: kept calls in their order, then the rest of every metrics file."""
+        connection = Connection(uri, home)
+        sent, left = _send_kept(connection), 0
+        for marker in sorted(connection.home.glob(f"stages/*/*/{FORWARDED}")):
+            before = marker.read_text()
+            left += not forward(connection, json.loads(before)["run"], marker.with_name(METRICS))
+            sent += marker.read_text() != before
+        return Sync(sent, left + len(connection.outbox))
+
+    def _do(self, name: str, *, starts_run: bool = False, **arguments: Any) -> str:
+        if arguments.get("run_id") == "":
+            return ""
+        connection = self._connection
+        if not connection.is_away():
+            _send_kept(connection)
+            call = Call(self._recipe, name, arguments, now_ms(), None)
+            if not len(connection.outbox) and (run := _perform(connection, call)) is not None:
+                return run
+        return connection.outbox.add(self._recipe, name, arguments, starts_run=starts_run)
+
+
+class Sync(NamedTuple):
+    """What `Tracker.sync` did: calls and metric files sent, and how many are still waiting."""
+
+    sent: int
+    left: int
+
+
+def _send_kept(connection: Connection) -> int:
+    """Send the kept calls, oldest first, until MLflow is away again. Returns how many went."""
+    return connection.outbox.send(lambda call: _perform(connection, call)) if len(connection.outbox) else 0
+
+
+def _perform(connection: Connection, call: Call) -> str | None:
+    """Perform a call. Returns the run id (empty when the call starts no run, or was refused), or None when MLflow is away."""
+    known = {key: connection.outbox.real(call.arguments[key]) or "" for key in ("run_id", "recipe_run") if key in call.arguments}
+    ready = call._replace(arguments=call.arguments | known)
+    return connection.attempt(lambda: _PERFORM[call.name](connection, ready))
