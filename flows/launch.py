@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from stages import child
-from stages.artifacts import CONFIG, LOG, METRICS, StageResult, read_result, write_json
+from stages.artifacts import CONFIG, LOG, METRICS, StageResult, last_checkpoint, read_result, write_json
 from stages.errors import StageError
-from stages.artifacts import last_checkpoint
 
 GRACE_S = 5.0
 _TICK_S = 0.2

@@ -21,9 +21,18 @@ from typing import Any, Literal
 
 import stages
 from flows.recipe import Node, Recipe, Source
-from stages.artifacts import CheckpointRef, DatasetRef, Ref, StageResult, digest_of_file, digest_of_folder, read_result, write_json
+from stages.artifacts import (
+    CheckpointRef,
+    DatasetRef,
+    Ref,
+    StageResult,
+    digest_of_file,
+    digest_of_folder,
+    last_checkpoint,
+    read_result,
+    write_json,
+)
 from stages.errors import ArtifactError, ConfigError
-from stages.artifacts import last_checkpoint
 
 Action = Literal["reuse", "resume", "run"]
 Outputs = Mapping[str, CheckpointRef | DatasetRef]
@@ -162,7 +171,7 @@ def code_of(stage: str) -> dict[str, str]:
                 if data.suffix not in (".py", ".pyc") and data.is_file():
                     files[data.relative_to(_ROOT).as_posix()] = digest_of_file(data)
     if stage == "curation":
-        for path in sorted((_ROOT / "datasets" / "sql").rglob("*.sql")):
+        for path in (*sorted((_ROOT / "datasets" / "sql").rglob("*.sql")), _ROOT / "datasets" / "contracts.yaml"):
             files[path.relative_to(_ROOT).as_posix()] = digest_of_file(path)
     return dict(sorted(files.items()))
 

@@ -59,7 +59,7 @@ class EngineConfig(Settings):
     """The rollout engine (vLLM). Memory knobs are placement."""
 
     max_model_tokens: int = Field(384, ge=16, description="Longest prompt plus completion, in tokens.")
-    max_sequences: int = Field(128, ge=1, description="Sequences decoded at once.", json_schema_extra=PLACEMENT)
+    max_sequences: int = Field(256, ge=1, description="Sequences decoded at once.", json_schema_extra=PLACEMENT)
     kv_cache_mib: int = Field(256, ge=16, description="KV cache on CPU, MiB.", json_schema_extra=PLACEMENT)
     gpu_memory_share: float = Field(0.3, gt=0, le=0.95, description="Share of GPU memory for the engine.", json_schema_extra=PLACEMENT)
 
@@ -217,6 +217,7 @@ class RejectionSampling(StageConfig):
     problems: int = Field(256, ge=1, description="At most this many problems are sampled.")
     attempts: int = Field(4, ge=1, description="Samples per problem.")
     keep_per_problem: int = Field(1, ge=1, description="Right samples kept per problem, shortest first.")
+    max_not_graded_share: Fraction = Field(0.05, description="Share of ungraded samples past which the stage stops.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="How completions are drawn.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")
 
@@ -295,7 +296,9 @@ class Evaluation(StageConfig):
         "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking directly now.\n</think>\n\n",
         description="What is appended when a thinking budget runs out (default: Qwen3's documentation).",
     )
+    budget_problems: int = Field(64, ge=1, description="Problems of each benchmark that are asked with a thinking budget.")
     flag_problems: int = Field(64, ge=0, description="Problems asked with /think and /no_think to see whether the flag is followed.")
+    max_not_graded_share: Fraction = Field(0.05, description="Share of ungraded samples past which the stage stops.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")
 
 

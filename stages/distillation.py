@@ -68,7 +68,10 @@ def require_same_tokens(student: CheckpointRef, teacher: CheckpointRef) -> None:
 def _teacher_traces(
     config: Distillation, teacher: CheckpointRef, problems: list[dict[str, Any]], stage_dir: Path, seed: int
 ) -> list[dict[str, Any]]:
-    """The teacher's first right thinking answer to each problem; every fourth problem is asked without thinking."""
+    """The teacher's first right thinking answer to each problem; every fourth problem is asked without thinking.
+
+    Answers without thinking are kept right or wrong: they teach the mode, and the teacher's own level in it.
+    """
     recorder, tokenizer = Recorder(stage_dir), load_tokenizer(teacher)
     questions = [Question(row["problem_id"], row["question"], row["answer"]) for row in problems[: config.examples]]
     groups = [(True, [q for i, q in enumerate(questions) if i % 4]), (False, [q for i, q in enumerate(questions) if i % 4 == 0])]
@@ -87,8 +90,8 @@ def _teacher_traces(
                 what="teacher samples",
             )
             for answer in answers:
-                verified = answer.grade.verdict is Verdict.RIGHT and answer.stopped
-                if verified and bool(answer.reply.thinking) == thinking:
+                in_mode = answer.stopped and bool(answer.reply.thinking) == thinking
+                if in_mode and (answer.grade.verdict is Verdict.RIGHT or not thinking):
                     problem = {
                         "problem_id": answer.question.problem_id,
                         "question": answer.question.question,
@@ -140,7 +143,10 @@ def _on_policy(
         teacher_model=load_model(teacher),
         args=arguments,
         train_dataset=Dataset.from_list(
-            [{"prompt": render_prompt(tokenizer, row["question"], thinking=index % 4 != 0)} for index, row in enumerate(problems)]
+            [
+                {"prompt": render_prompt(tokenizer, row["question"], thinking=index % 4 != 0, flag=index % 2 == 0)}
+                for index, row in enumerate(problems)
+            ]
         ),
         processing_class=tokenizer,
     )

@@ -21,7 +21,7 @@ from stages.problems import seed_of
 from stages.records import Recorder
 from stages.rewards.grading import Verdict
 from stages.rewards.rewards import format_reward, preference_score
-from stages.rollouts.answers import Answer, Question, ask
+from stages.rollouts.answers import Answer, Question, ask, require_graded
 from stages.rollouts.engine import RolloutEngine
 from stages.tables import read_rows, write_rows
 from stages.training import load_tokenizer
@@ -51,6 +51,7 @@ def run(config: Evaluation, inputs: Handles, stage_dir: Path, seed: int) -> Stag
                     what=f"{benchmark} {mode}",
                     **settings,
                 )
+                require_graded(answers, config.max_not_graded_share)
                 rows += [_row(benchmark, mode, answer, settings["thinking"]) for answer in answers]
     metrics = _summary(rows)
     recorder.metrics(0, metrics)
@@ -63,7 +64,7 @@ def _modes(config: Evaluation, questions: list[Question]) -> Iterable[tuple[str,
     for budget in config.thinking_budgets:
         yield (
             f"budget_{budget}",
-            questions,
+            questions[: config.budget_problems],
             {"thinking": True, "attempts": config.samples, "budget": budget, "budget_text": config.budget_text},
         )
     flagged = questions[: config.flag_problems]

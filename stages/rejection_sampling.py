@@ -17,7 +17,7 @@ from stages.config import RejectionSampling
 from stages.records import Recorder
 from stages.rewards.grading import Verdict
 from stages.rewards.rewards import format_reward
-from stages.rollouts.answers import Answer, Question, ask
+from stages.rollouts.answers import Answer, Question, ask, require_graded
 from stages.rollouts.engine import RolloutEngine
 from stages.tables import read_rows, write_rows
 from stages.training import load_tokenizer
@@ -41,6 +41,7 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
             recorder=recorder,
             what="samples",
         )
+    require_graded(answers, config.max_not_graded_share)
     rows = []
     for index in range(len(problems)):
         tried = answers[index * config.attempts : (index + 1) * config.attempts]

@@ -72,14 +72,13 @@ def ask(
     wanted = [(question, sample) for question in questions for sample in range(attempts)]
     seeds = [seed_of(seed, question.problem_id, sample, what) for question, sample in wanted]
     requests = [Request(index, prompts[question.problem_id], seeds[index]) for index, (question, _) in enumerate(wanted)]
+    end_of_thinking = _ids(tokenizer, THINK_TOKENS[1])[0]
     with recorder.busy() as work:
         if budget is None:
             completions = _generate(engine, requests, sampler, recorder, what)
         else:
-            end = _ids(tokenizer, THINK_TOKENS[1])[0]
-            completions = _generate_within(engine, requests, sampler, recorder, what, budget, end, _ids(tokenizer, budget_text))
+            completions = _generate_within(engine, requests, sampler, recorder, what, budget, end_of_thinking, _ids(tokenizer, budget_text))
         work.tokens = sum(len(completion.token_ids) for completion in completions)
-    end_of_thinking = _ids(tokenizer, THINK_TOKENS[1])[0]
     answers = []
     for (question, sample), drawn, completion in zip(wanted, seeds, completions, strict=True):
         ids = completion.token_ids

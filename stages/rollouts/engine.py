@@ -116,6 +116,7 @@ class RolloutEngine:
                     seed=request.seed % 2**63,
                     stop_token_ids=list(request.stop_token_ids) or None,
                     logprobs=0 if logprobs else None,
+                    detokenize=False,
                     output_kind=RequestOutputKind.FINAL_ONLY,
                 ),
             )
@@ -169,7 +170,14 @@ def _build(path: Path, config: EngineConfig) -> Any:
     if gpu:
         arguments |= {"gpu_memory_utilization": config.gpu_memory_share, "dtype": "auto"}
     else:
-        arguments |= {"kv_cache_memory_bytes": config.kv_cache_mib << 20, "dtype": "float32", "enforce_eager": True}
+        arguments |= {
+            "kv_cache_memory_bytes": config.kv_cache_mib << 20,
+            "dtype": "float32",
+            "enforce_eager": True,
+            # a prompt split over two steps rewinds the generator of a seeded request, which CPU generators cannot do
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(4096, config.max_model_tokens),
+        }
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process: 3 s instead of 25
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from stages.artifacts import CheckpointRef, DatasetRef
+from stages.artifacts import CheckpointRef, DatasetRef, last_checkpoint
 from stages.chat import Reply
 from stages.config import Distillation, EngineConfig
 from stages.distillation import require_same_tokens, run
 from stages.errors import ArtifactError, DataError
 from stages.rewards.grading import Verdict, grade
 from stages.tables import read_rows
-from stages.artifacts import last_checkpoint
 
 NewStage = Callable[[str], Path]
 Problems = Callable[[Sequence[dict[str, Any]]], DatasetRef]

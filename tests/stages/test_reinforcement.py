@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stages.artifacts import CheckpointRef, DatasetRef, StageOutput, digest_of_file, digest_of_folder
+from stages.artifacts import CheckpointRef, DatasetRef, StageOutput, digest_of_file, digest_of_folder, last_checkpoint
 from stages.chat import parse_reply, render_prompt
 from stages.config import RLHF, EngineConfig, ReasoningRL
 from stages.errors import ConfigError, RewardError
@@ -20,7 +20,6 @@ from stages.records import read_records
 from stages.rewards.grading import Verdict, grade
 from stages.rewards.rewards import format_reward
 from stages.tables import read_rows
-from stages.artifacts import last_checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stages.artifacts import CheckpointRef, digest_of_folder
+from stages.artifacts import CheckpointRef, digest_of_folder, last_checkpoint
 from stages.config import ColdStart
 from stages.errors import ArtifactError, DataError, TrainingError
 from stages.records import read_records
 from stages.supervised import Example, check_rendering, direct_example, fine_tune, thinking_example
-from stages.artifacts import last_checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stages.artifacts import CheckpointRef, digest_of_folder
+from stages.artifacts import CheckpointRef, digest_of_folder, last_checkpoint
 from stages.errors import ArtifactError
 from stages.rewards.scoring import score_texts
-from stages.artifacts import last_checkpoint
 from stages.training import export_checkpoint, load_model, load_tokenizer
 
 if TYPE_CHECKING:
