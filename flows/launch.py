@@ -39,9 +39,18 @@ OnLines = Callable[[list[str]], None]
 
 def warm_up() -> None:
     """Start the fork server, which imports what stages need while the caller goes on. Costs nothing when it runs."""
-    with _without_main():
-        _START_METHOD.set_forkserver_preload(["stages.preload"])
-        forkserver.ensure_running()
+    quiet = "ignore::UserWarning:multiprocessing.resource_tracker"  # stages end by os._exit; their semaphores are cleaned up here
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = f"{before},{quiet}" if before else quiet  # read once, by the tracker's process
+    try:
+        with _without_main():
+            _START_METHOD.set_forkserver_preload(["stages.preload"])
+            forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def launch(

@@ -44,7 +44,7 @@ def run(config: Distillation, inputs: Handles, stage_dir: Path, seed: int) -> St
         rows = [_row(problem, None, rng.choice(RESPONSE_STYLES).format(answer=problem["answer"])) for problem in problems]
     rows = rows[: config.examples]
     traces = write_rows(rows, stage_dir, "traces", empty_rule="the teacher solved no problem; check its evaluation")
-    examples = [_example(tokenizer, row, flag=index % 2 == 0) for index, row in enumerate(rows)]
+    examples = [_example(tokenizer, row, flag=index % 3 > 0) for index, row in enumerate(rows)]
     origin = f"`{teacher.name}`'s verified answers" if teacher else "gold answers, no teacher"
     card = f"# Distilled student\n\n`{student.name}` fine-tuned on {len(rows)} examples: {origin} (posttrain, stage `distillation`).\n"
     checkpoint, metrics = fine_tune(student, examples, config, stage_dir, seed, name="distillation.model", card=card)
@@ -68,13 +68,13 @@ def require_same_tokens(student: CheckpointRef, teacher: CheckpointRef) -> None:
 def _teacher_traces(
     config: Distillation, teacher: CheckpointRef, problems: list[dict[str, Any]], stage_dir: Path, seed: int
 ) -> list[dict[str, Any]]:
-    """The teacher's first right thinking answer to each problem; every fourth problem is asked without thinking.
+    """The teacher's first right thinking answer to each problem; every third problem is asked without thinking.
 
     Answers without thinking are kept right or wrong: they teach the mode, and the teacher's own level in it.
     """
     recorder, tokenizer = Recorder(stage_dir), load_tokenizer(teacher)
     questions = [Question(row["problem_id"], row["question"], row["answer"]) for row in problems[: config.examples]]
-    groups = [(True, [q for i, q in enumerate(questions) if i % 4]), (False, [q for i, q in enumerate(questions) if i % 4 == 0])]
+    groups = [(True, [q for i, q in enumerate(questions) if i % 3]), (False, [q for i, q in enumerate(questions) if i % 3 == 0])]
     found: dict[str, dict[str, Any]] = {}
     with RolloutEngine(teacher.path, config.engine) as engine:
         for thinking, part in groups:
@@ -144,7 +144,7 @@ def _on_policy(
         args=arguments,
         train_dataset=Dataset.from_list(
             [
-                {"prompt": render_prompt(tokenizer, row["question"], thinking=index % 4 != 0, flag=index % 2 == 0)}
+                {"prompt": render_prompt(tokenizer, row["question"], thinking=index % 3 > 0, flag=index % 2 == 0)}
                 for index, row in enumerate(problems)
             ]
         ),

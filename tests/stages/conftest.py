@@ -33,7 +33,7 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 
-SMALL_ENGINE = EngineConfig(max_model_tokens=192, max_sequences=16, kv_cache_mib=16)
+SMALL_ENGINE = EngineConfig(max_model_tokens=192, max_sequences=64, kv_cache_mib=32)
 
 
 @pytest.fixture

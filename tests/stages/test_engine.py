@@ -247,3 +247,11 @@ def test_require_graded_share_of_ungraded_answers_past_the_rule_is_a_reward_erro
     require_graded(answers, 0.5)
     with pytest.raises(RewardError, match=r"2 of 4 answers could not be graded \(first: problem bad, gold answer is empty\)"):
         require_graded(answers, 0.49)
+
+
+def test_engine_more_seeded_prompts_than_fit_one_step_all_finish(engine: RolloutEngine) -> None:
+    """vLLM splits a prompt that does not fit a step's token budget and rewinds its generator, which on CPU ends the engine."""
+    asked = [Request(number, [5 + number % 40] * 150, number) for number in range(64)]  # 9,600 tokens; a step takes 4,096
+    drawn = engine.generate(asked, SamplerConfig(max_new_tokens=2))
+    assert [completion.key for completion in drawn] == list(range(64))
+    assert all(completion.token_ids for completion in drawn)
