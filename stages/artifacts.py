@@ -101,10 +101,9 @@ def verify(ref: Ref) -> None:
         raise ArtifactError(f"{ref.name}: {ref.path} is gone; rerun the stage that made it ({ref.producer[:12]})")
     found = digest_of_folder(ref.path) if ref.path.is_dir() else digest_of_file(ref.path)
     if found != ref.digest:
-        raise ArtifactError(
-            f"{ref.name}: {ref.path} has changed (digest {found[:12]}, recorded {ref.digest[:12]}); "
-            f"delete {ref.path.parent} and rerun the stage that made it"
-        )
+        given = ref.producer == "given"
+        remedy = "run the same command again" if given else f"delete {ref.path.parent} and rerun the stage that made it"
+        raise ArtifactError(f"{ref.name}: {ref.path} has changed (digest {found[:12]}, recorded {ref.digest[:12]}); {remedy}")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -138,10 +137,24 @@ def last_checkpoint(stage_dir: Path) -> Path | None:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint of a trainer's folder (`trainer_state.json` is written last)."""
+    """The newest complete checkpoint of a trainer's folder."""
     complete = {
         int(path.name.removeprefix("checkpoint-")): path
         for path in folder.glob("checkpoint-*")
-        if path.name.removeprefix("checkpoint-").isdigit() and (path / "trainer_state.json").exists()
+        if path.name.removeprefix("checkpoint-").isdigit() and _is_complete(path)
     }
     return complete[max(complete)] if complete else None
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """Whether `trainer_state.json`, which a trainer writes last, is there and whole."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def is_there(path: Path) -> bool:
+    """Whether an artifact's file, or its folder with something in it, exists."""
+    return any(path.iterdir()) if path.is_dir() else path.is_file()

@@ -197,6 +197,18 @@ class PolicyGradientConfig(StageConfig):
     save_every: int = Field(10, ge=1, description="Steps between checkpoints a rerun can resume from.", json_schema_extra=PLACEMENT)
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")
 
+    @model_validator(mode="after")
+    def _micro_batch_fits(self) -> PolicyGradientConfig:
+        batch = self.prompts_per_step * self.group_size
+        if batch % min(batch, self.micro_batch):
+            raise ValueError(
+                f"{self.prompts_per_step} prompts x {self.group_size} rollouts = {batch} a step, which micro_batch = {self.micro_batch} "
+                f"does not divide; set micro_batch to a divisor of {batch}"
+            )
+        if self.loss == "bnpo" and self.micro_batch < batch:
+            raise ValueError(f"bnpo averages over the tokens of a micro-batch; the rule is micro_batch >= {batch}, the whole step")
+        return self
+
 
 class ReasoningRL(PolicyGradientConfig):
     """Settings of `reasoning_rl`."""

@@ -3,7 +3,7 @@
 What      Phase 1, off-policy: SFT on the teacher's samples in both modes. Phase 2, on-policy: the student
           samples, the teacher scores every token, reverse KL is minimised.
 Reads     `model` (the student), `problems`, `teacher` (leave it out for the control that the effect of
-          distillation is measured against: the same student, problems and steps, gold answers only).
+          distillation is measured against: the same student and problems, gold answers only, no traces).
 Writes    `model`, `traces` (what phase 1 was trained on).
 Papers    DeepSeek-R1 (arXiv 2501.12948) 2.4; Qwen3 (arXiv 2505.09388) 4.5; GKD (arXiv 2306.13649) with
           lambda = 1 and beta = 1 (reverse KL).

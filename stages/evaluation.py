@@ -28,7 +28,7 @@ from stages.training import load_tokenizer
 
 
 def run(config: Evaluation, inputs: Handles, stage_dir: Path, seed: int) -> StageOutput:
-    """Score the model; seeds depend on problem and sample only, so that rows of a table are paired."""
+    """Score the model; seeds depend on problem, mode and sample only, so that rows of a table are paired."""
     model = inputs["model"]
     assert isinstance(model, CheckpointRef)
     problems = read_rows(inputs["benchmarks"], columns=("benchmark", "problem_id", "question", "answer", "family"))
@@ -85,13 +85,18 @@ def _row(benchmark: str, mode: str, answer: Answer, thinking: bool) -> dict[str,
         "correct": answer.grade.verdict is Verdict.RIGHT,
         "reason": answer.grade.reason,
         "format_ok": bool(format_reward(answer.reply, thinking=thinking, stopped=answer.stopped)),
-        "flag_followed": bool((answer.reply.thinking or "").strip()) == thinking,
+        "flag_followed": _thought(answer.text) == thinking,
         "tokens": answer.tokens,
         "thinking_tokens": answer.thinking_tokens,
         "finish": "stop" if answer.stopped else "length",
         "preference": preference_score(answer.reply.response),
         "completion": answer.text,
     }
+
+
+def _thought(text: str) -> bool:
+    """Whether a completion has anything in its think block, closed or not."""
+    return text.startswith("<think>") and bool(text.removeprefix("<think>").split("</think>")[0].strip())
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:

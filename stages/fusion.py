@@ -17,6 +17,7 @@ from pathlib import Path
 from stages.artifacts import CheckpointRef, Handles, StageOutput
 from stages.config import Fusion
 from stages.problems import RESPONSE_STYLES
+from stages.records import Recorder
 from stages.supervised import direct_example, fine_tune, thinking_example
 from stages.tables import read_rows
 from stages.training import load_tokenizer
@@ -29,6 +30,8 @@ def run(config: Fusion, inputs: Handles, stage_dir: Path, seed: int) -> StageOut
     tokenizer, rng = load_tokenizer(model), random.Random(seed)
     wanted = round(config.examples * config.thinking_share)
     traces = read_rows(inputs["thinking"], columns=("question", "trace", "response"))[:wanted]
+    if len(traces) < wanted:
+        print(f"{len(traces)} thinking traces in place of {wanted}: thinking_share falls short; sample more problems in rejection_sampling")
     direct = read_rows(inputs["direct"], columns=("question", "answer"))[: config.examples - wanted]
     examples = [
         thinking_example(tokenizer, row["question"], row["trace"], row["response"], flag=rng.random() >= config.unflagged_share)
@@ -48,4 +51,6 @@ def run(config: Fusion, inputs: Handles, stage_dir: Path, seed: int) -> StageOut
         card=f"# Thinking-mode fusion\n\n`{model.name}` fine-tuned on {len(traces)} of its own thinking traces and {len(direct)} direct "
         "answers (posttrain, stage `fusion`). `/think` and `/no_think` in the user's message switch the mode.\n",
     )
+    metrics["fusion/thinking_share"] = len(traces) / len(examples)
+    Recorder(stage_dir).metrics(0, {"fusion/thinking_share": metrics["fusion/thinking_share"]})
     return StageOutput(outputs={"model": checkpoint}, metrics=metrics)

@@ -12,6 +12,8 @@ import signal
 import sys
 from contextlib import suppress
 
+from stages.config import STAGES
+
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # models are fetched by the conductor, before any stage starts
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -52,7 +54,8 @@ def preload() -> None:
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     try:
-        for name in MODULES:
+        stages = (f"stages.{name}" for name in (*STAGES, "child", "rollouts.answers", "rewards.scoring"))
+        for name in (*MODULES, *stages):  # the stages too: a file edited while a recipe runs must not change what runs
             with suppress(Exception):
                 importlib.import_module(name)
     finally:

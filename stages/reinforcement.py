@@ -82,11 +82,6 @@ def train_policy(
         )
     batch = config.prompts_per_step * config.group_size
     micro_batch = min(batch, config.micro_batch)
-    if batch % micro_batch:
-        raise ConfigError(
-            f"{name}: {config.prompts_per_step} prompts x {config.group_size} rollouts = {batch} a step, which micro_batch = "
-            f"{micro_batch} does not divide; set micro_batch to a divisor of {batch}"
-        )
     by_text = {prompt.text: prompt for prompt in prompts}
     if len(by_text) < len(prompts):
         raise DataError(

@@ -96,11 +96,11 @@ def run(config: RewardModel, inputs: Handles, stage_dir: Path, seed: int) -> Sta
         card=f"# Reward model\n\nBradley-Terry model on {len(rows)} pairs of `{model.name}`'s responses, ordered by posttrain's synthetic "
         f"annotator with {config.label_noise:.0%} label noise (stage `reward_model`). It reads the final response only.\n",
     )
+    judged = {"reward_model/pairs": float(len(rows)), "reward_model/held_out_pairs": float(len(held_out))}
     if held_out:
-        metrics["reward_model/held_out_accuracy"] = _accuracy(trainer.model, tokenizer, held_out)
-    metrics |= {"reward_model/pairs": float(len(rows)), "reward_model/held_out_pairs": float(len(held_out))}
-    recorder.metrics(arguments.max_steps if arguments.max_steps > 0 else 0, metrics)
-    return StageOutput(outputs={"reward_model": reward_model, "pairs": pairs}, metrics=metrics)
+        judged["reward_model/held_out_accuracy"] = _accuracy(trainer.model, tokenizer, held_out)
+    recorder.metrics(trainer.state.global_step, judged)
+    return StageOutput(outputs={"reward_model": reward_model, "pairs": pairs}, metrics=metrics | judged)
 
 
 def _accuracy(model: object, tokenizer: object, rows: list[dict[str, object]]) -> float:

@@ -68,7 +68,7 @@ def train(trainer: Trainer, stage_dir: Path, *, prefix: str = "train") -> dict[s
                 for name, value in (logs or {}).items()
                 if name not in _NOT_LOGGED and isinstance(value, int | float)
             }
-            if math.isnan(values.get(f"{prefix}/loss", 0.0)):
+            if not math.isfinite(values.get(f"{prefix}/loss", 0.0)):
                 raise TrainingError(f"step {state.global_step}: the loss is not a number; lower learning_rate and run again")
             recorder.metrics(state.global_step, values)
             last.update(values)

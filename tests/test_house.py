@@ -154,3 +154,11 @@ def test_house_tracked_files_name_no_registry_host() -> None:
             continue
         found += [f"{path.relative_to(ROOT)}: {host}" for host in REGISTRIES if host in text]
     assert found == []
+
+
+def test_readme_map_names_every_file_of_the_two_rooms() -> None:
+    text = (ROOT / "README.md").read_text().partition("## File map")[2]
+    files = [*ROOT.glob("flows/*"), *ROOT.glob("stages/*"), *ROOT.glob("flows/recipes/*.yaml")]
+    expected = {path.name if path.suffix == ".py" else path.stem for path in files if path.suffix in (".py", ".yaml") or path.is_dir()}
+    missing = sorted(name for name in expected - {"__init__.py", "__pycache__"} if name not in text)
+    assert not missing

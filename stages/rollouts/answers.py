@@ -72,12 +72,12 @@ def ask(
     wanted = [(question, sample) for question in questions for sample in range(attempts)]
     seeds = [seed_of(seed, question.problem_id, sample, what) for question, sample in wanted]
     requests = [Request(index, prompts[question.problem_id], seeds[index]) for index, (question, _) in enumerate(wanted)]
-    end_of_thinking = _ids(tokenizer, THINK_TOKENS[1])[0]
+    tags = _ids(tokenizer, THINK_TOKENS[0])[0], _ids(tokenizer, THINK_TOKENS[1])[0]
     with recorder.busy() as work:
         if budget is None:
             completions = _generate(engine, requests, sampler, recorder, what)
         else:
-            completions = _generate_within(engine, requests, sampler, recorder, what, budget, end_of_thinking, _ids(tokenizer, budget_text))
+            completions = _generate_within(engine, requests, sampler, recorder, what, budget, tags, _ids(tokenizer, budget_text))
         work.tokens = sum(len(completion.token_ids) for completion in completions)
     answers = []
     for (question, sample), drawn, completion in zip(wanted, seeds, completions, strict=True):
@@ -93,7 +93,7 @@ def ask(
                 reply=reply,
                 grade=grade(reply, question.gold),
                 tokens=len(ids),
-                thinking_tokens=ids.index(end_of_thinking) if end_of_thinking in ids else 0,
+                thinking_tokens=ids.index(tags[1]) if tags[1] in ids else 0,
                 stopped=completion.finish == "stop",
             )
         )
@@ -130,13 +130,13 @@ def _generate_within(
     recorder: Recorder,
     what: str,
     budget: int,
-    end_of_thinking: int,
+    tags: tuple[int, int],
     cut: list[int],
 ) -> list[Completion]:
     """Two calls: think for at most `budget` tokens, then answer from there."""
     thought = _generate(
         engine,
-        [request._replace(max_new_tokens=budget, stop_token_ids=(end_of_thinking,)) for request in requests],
+        [request._replace(max_new_tokens=budget, stop_token_ids=tags[1:]) for request in requests],
         sampler,
         recorder,
         what,
@@ -144,11 +144,12 @@ def _generate_within(
     begun: list[Completion] = []
     unfinished: list[Request] = []
     for request, part in zip(requests, thought, strict=True):
-        closed = bool(part.token_ids) and part.token_ids[-1] == end_of_thinking
-        if part.finish == "stop" and not closed:  # answered without thinking
+        closed = part.token_ids[-1:] == [tags[1]]
+        if part.finish == "stop" and not closed:  # ended without thinking
             begun.append(part)
             continue
-        so_far = part.token_ids if closed else part.token_ids + cut
+        thinks = part.token_ids[:1] == [tags[0]]  # a reply without thinking goes on uncut
+        so_far = part.token_ids + cut if thinks and not closed else part.token_ids
         begun.append(part._replace(token_ids=so_far, logprobs=[]))
         unfinished.append(request._replace(key=len(begun) - 1, prompt_ids=request.prompt_ids + so_far))
     for completion in engine.generate(unfinished, sampler):
