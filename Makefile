@@ -12,15 +12,19 @@ READY := $(VENV)/.ready
 
 # uv does not read pip's settings: hand over a local wheel folder and a certificate where pip has them,
 # and take CPU builds of torch from PyTorch's own index where no local folder holds one.
+ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+endif
+ifdef PIP_CERT
 export SSL_CERT_FILE ?= $(PIP_CERT)
+endif
 HAS_LOCAL_TORCH := $(wildcard $(firstword $(UV_FIND_LINKS))/torch-*+cpu-*)
 BACKEND := $(if $(HAS_LOCAL_TORCH),,--torch-backend cpu)
 
 export OMP_WAIT_POLICY ?= PASSIVE
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test slow check lock setup up clean
+.PHONY: run up test check setup lock clean
 run: setup
 	@$(BIN)/posttrain run tiny
 
@@ -39,7 +43,7 @@ check: setup
 setup: $(READY)
 
 $(READY): $(LOCK) pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "posttrain needs Python 3.11 or newer; this is " + sys.version.split()[0] + "; set PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "posttrain needs Python 3.11 to 3.13; this is " + sys.version.split()[0] + "; set PYTHON=/path/to/python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(UV) || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
 	@echo "installing $$(grep -c == $(LOCK)) packages into $(VENV) (one to three minutes)"

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -96,11 +95,10 @@ def stage(
         missing = [step for step in steps[:-1] if step.action != "reuse"]
         if missing:
             wanted = {source.node: str(source) for source in steps[-1].node.inputs.values()}
-            options = "".join(f" --set '{item}'" for item in set_ or [])
             what = ", ".join(f"{wanted.get(step.node.name, step.node.name)} ({step.why})" for step in missing)
             raise ArtifactError(
                 f"{name} needs what has not been made with these settings: {what}. "
-                f"Make it with: posttrain stage {missing[0].node.name} --recipe {recipe}{options}"
+                f"Make it with: posttrain stage {missing[0].node.name} --recipe {recipe}{_options(set_)}"
             )
         screen.plan(steps[-1:])
         if steps[-1].action == "reuse":
@@ -135,18 +133,22 @@ def check(recipe: RecipeName, set_: Set = None) -> None:
 
 
 @app.command()
-def table(recipe: RecipeName, as_json: Json = False) -> None:
-    """Show the ablation table of the last finished stages.
+def table(recipe: RecipeName, set_: Set = None, as_json: Json = False) -> None:
+    """Show the ablation table of what has finished with these settings.
 
     Example: posttrain table tiny
     """
     with _reported(as_json) as screen:
-        from flows.summary import last_results, table_of
+        from flows.summary import table_of
 
-        checked = load_recipe(recipe)
-        found = table_of(checked, last_results(checked, home_folder()))
+        checked = load_recipe(recipe, set_ or [])
+        steps = make_plan(checked, home_folder())
+        found = table_of(checked, {step.node.name: step.result for step in steps if step.result is not None})
         if found is None:
-            raise ArtifactError(f"no evaluation of {checked.name} has finished in {home_folder()}; make one: posttrain run {recipe}")
+            raise ArtifactError(
+                f"no evaluation of {checked.name} has finished with these settings in {home_folder()}; "
+                f"make one: posttrain run {recipe}{_options(set_)}"
+            )
         if as_json:
             _write(found.to_json())
         else:
@@ -195,6 +197,10 @@ def claims(
             sys.exit(1)
 
 
+def _options(set_: list[str] | None) -> str:
+    return "".join(f" --set '{item}'" for item in set_ or [])
+
+
 def _seeds(text: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
@@ -233,6 +239,7 @@ def _conduct(screen: Screen, recipe: str, overrides: list[str], only: str | None
     from flows.serving import servers
     from flows.terminal import showing
 
+    name = load_recipe(recipe, overrides).name  # the file may be edited while the flow runs
     warm_up()
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # the run page has the logs, the terminal our lines
     os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # the waits double: 5 would mean a minute for every call to a dead server
@@ -242,17 +249,15 @@ def _conduct(screen: Screen, recipe: str, overrides: list[str], only: str | None
         try:
             outcome = post_training(recipe=recipe, overrides=overrides, stage=only)
         except Exception as error:
-            if not isinstance(error, PosttrainError) and (trouble := running.check()):
+            if not isinstance(error, PosttrainError) and (trouble := running.check("prefect")):
                 atexit.register(_leave)
                 raise ServerError(trouble) from error
             raise
         finally:
-            if not running.check():
+            if not running.check("prefect"):
                 send_the_rest()
     spent = outcome.totals._replace(wall_seconds=round(time.monotonic() - started, 1))
-    if only is None:
-        name = load_recipe(recipe, overrides).name
-        last = read_state(home_folder(), name)["last"]
+    if only is None and (last := read_state(home_folder(), name).get("last")):
         remember(home_folder(), name, last={**last, "totals": spent._asdict()})
     return outcome._replace(totals=spent)
 
@@ -314,7 +319,8 @@ def _reported(as_json: bool) -> Iterator[Screen]:
     from flows.terminal import Screen
 
     screen = Screen(stderr=as_json)
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    # also in the background of a script, where a shell has SIGINT ignored
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield screen
     except PosttrainError as error:
@@ -324,7 +330,8 @@ def _reported(as_json: bool) -> Iterator[Screen]:
         screen.error("Interrupted. Finished stages are kept; the same command continues from here.")
         sys.exit(130)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _leave() -> None:
@@ -332,7 +339,3 @@ def _leave() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(ServerError.exit_code)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

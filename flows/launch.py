@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from stages import child
-from stages.artifacts import CONFIG, LOG, METRICS, StageResult, last_checkpoint, read_result, write_json
+from stages.artifacts import CONFIG, LOG, METRICS, StageResult, is_there, last_checkpoint, read_result, write_json
 from stages.errors import StageError
 
 GRACE_S = 5.0
@@ -60,21 +60,22 @@ def launch(
     on_start: Callable[[], None] = lambda: None,
     on_record: OnRecord = lambda record: None,
     on_lines: OnLines = lambda lines: None,
+    setting: str | None = None,
     module: str | None = None,
 ) -> StageResult:
     """Run one stage in its folder to the end and return its result.
 
     `content` is what `config.json` will hold. An unfinished folder is continued when a trainer left a
     checkpoint there, else emptied first. `on_start` is called when the folder is ready, `on_record` with
-    each new record of `metrics.jsonl`, `on_lines` with the new lines of `log.txt`. `module` overrides
-    the module that holds `run`.
+    each new record of `metrics.jsonl`, `on_lines` with the new lines of `log.txt`. `setting` is the
+    node's name for `--set` (its own by default), `module` overrides the module that holds `run`.
     Raises StageError, naming stage, cause, log and remedy. On any exception, KeyboardInterrupt
     included, the stage's processes are ended first.
     """
     stage_dir.mkdir(parents=True, exist_ok=True)
     with _locked(stage_dir, content["node"]):
-        if (result := read_result(stage_dir)) is not None and all(output.path.exists() for output in result.outputs.values()):
-            return result  # another conductor finished it while this one waited
+        if (result := read_result(stage_dir)) is not None and all(is_there(output.path) for output in result.outputs.values()):
+            return result  # another conductor finished it since this one planned
         if last_checkpoint(stage_dir) is None:
             _empty(stage_dir)
         for stale in (stage_dir / child.ERROR, stage_dir / "result.json"):
@@ -90,14 +91,14 @@ def launch(
             if fresh := lines.new():
                 on_lines(fresh)
 
-        _supervise(stage_dir, content, module, follow)
+        _supervise(stage_dir, content, setting or content["node"], module, follow)
         result = read_result(stage_dir)
         if result is None:
             raise StageError(f"{content['node']} ended without a result; see {stage_dir / LOG}")
         return result
 
 
-def _supervise(stage_dir: Path, content: Mapping[str, Any], module: str | None, follow: Callable[[], None]) -> None:
+def _supervise(stage_dir: Path, content: Mapping[str, Any], setting: str, module: str | None, follow: Callable[[], None]) -> None:
     """Start the process, follow it to its end, and leave none of its group alive."""
     limit_s = 60 * float(content["config"]["max_minutes"])
     process = _START_METHOD.Process(target=child.main, args=(str(stage_dir), module), name=content["node"])
@@ -109,8 +110,8 @@ def _supervise(stage_dir: Path, content: Mapping[str, Any], module: str | None, 
             follow()
             if time.monotonic() > deadline:
                 raise StageError(
-                    f"{content['node']} ran past its limit of {limit_s / 60:g} minutes ({content['node']}.max_minutes) and was ended; "
-                    f"raise the limit with --set {content['node']}.max_minutes={2 * limit_s / 60:g} and run again. Log: {stage_dir / LOG}"
+                    f"{content['node']} ran past its limit of {limit_s / 60:g} minutes ({setting}.max_minutes) and was ended; "
+                    f"raise the limit with --set {setting}.max_minutes={2 * limit_s / 60:g} and run again. Log: {stage_dir / LOG}"
                 )
         follow()
     except (EOFError, ConnectionError, BrokenPipeError) as error:

@@ -28,11 +28,12 @@ from stages.artifacts import (
     StageResult,
     digest_of_file,
     digest_of_folder,
+    is_there,
     last_checkpoint,
     read_result,
     write_json,
 )
-from stages.errors import ArtifactError, ConfigError
+from stages.errors import ArtifactError, ConfigError, StageError
 
 Action = Literal["reuse", "resume", "run"]
 Outputs = Mapping[str, CheckpointRef | DatasetRef]
@@ -101,7 +102,7 @@ def decide(node: Node, inputs: Outputs, home: Path, last: Mapping[str, Any] | No
     folder = stage_folder(home, node.stage, fingerprint)
     result = read_result(folder)
     if result is not None:
-        gone = [output.path for output in result.outputs.values() if not _there(output.path)]
+        gone = [output.path for output in result.outputs.values() if not is_there(output.path)]
         if not gone:
             return Step(node, "reuse", "finished", fingerprint, key, folder, result)
         return Step(node, "run", f"its output {gone[0]} is gone", fingerprint, key, folder)
@@ -152,7 +153,28 @@ def code_of(stage: str) -> dict[str, str]:
     """Digest of every file that a stage's result depends on, by path from the project's root.
 
     Python files are compared by their syntax tree without docstrings: comments and layout change nothing.
+    It is the code as this command found it first, which is what its stages run: see `check_code`.
     """
+    return _code_now(stage)
+
+
+def check_code(step: Step) -> None:
+    """Raise StageError when the code of a stage is no longer what its key says.
+
+    Stages run the Python code that was there when the command began; SQL is read when they need it.
+    """
+    assert step.key is not None
+    planned: Mapping[str, str] = step.key["code"]
+    try:
+        now = _code_now(step.node.stage)
+        files = sorted(name for name in planned.keys() | now.keys() if planned.get(name) != now.get(name))
+    except (OSError, SyntaxError) as error:  # a file that is being saved
+        files = [str(error.filename)]
+    if files:
+        raise StageError(f"the code of {step.node.name} changed while the recipe ran ({', '.join(files)}); run the same command again")
+
+
+def _code_now(stage: str) -> dict[str, str]:
     files: dict[str, str] = {}
     waiting = [f"stages.{stage}"]
     while waiting:
@@ -211,7 +233,7 @@ def _changes(node: Node, old: Mapping[str, Any], new: Mapping[str, Any]) -> list
         return [f"{node.name} was the stage {old['stage']}, now {new['stage']}"]
     before, after = dict(_flat(old["config"])), dict(_flat(new["config"]))
     changes = [
-        f"{node.name}.{name} {_shown(before.get(name))} -> {_shown(after.get(name))}"
+        f"{node.key}.{name} {_shown(before.get(name))} -> {_shown(after.get(name))}"
         for name in dict.fromkeys([*before, *after])
         if before.get(name) != after.get(name)
     ]
@@ -339,7 +361,3 @@ def _digest(folder: Path, home: Path) -> str:
     if home.is_dir():
         write_json(cache, {**known, str(folder): [signature, digest]})
     return digest
-
-
-def _there(path: Path) -> bool:
-    return any(path.iterdir()) if path.is_dir() else path.is_file()

@@ -59,7 +59,7 @@ def post_training(recipe: str = "tiny", overrides: list[str] | None = None, stag
     run, handles, plan = _open(load_recipe(recipe, overrides or []), stage)
     create_table_artifact(key="plan", table=plan, description="What will run, and why")
     with run.closing():
-        for node in run.recipe.nodes:
+        for node in run.nodes:
             handles[node.name] = run_stage(run, node, handles)
         return _close(run, start)
 
@@ -67,12 +67,12 @@ def post_training(recipe: str = "tiny", overrides: list[str] | None = None, stag
 def _open(recipe: Recipe, stage: str | None) -> tuple[RecipeRun, dict[str, Outputs], list[dict[str, str]]]:
     """Plan the recipe, fetch the models that it starts from, and open its tracking run."""
     home = home_folder()
-    whole, recipe = recipe, recipe.upto(stage) if stage else recipe
-    steps = make_plan(recipe, home)
+    wanted = recipe.upto(stage) if stage else recipe
+    steps = make_plan(wanted, home)
     if any(step.action != "reuse" for step in steps):
         warm_up()
     home.mkdir(parents=True, exist_ok=True)
-    needed = {source.node for node in recipe.nodes for source in node.inputs.values() if source.output is None}
+    needed = {source.node for node in wanted.nodes for source in node.inputs.values() if source.output is None}
     handles: dict[str, Outputs] = {}
     for name in needed:
         model = find_model(name, recipe.models[name], home, download=True)
@@ -81,13 +81,13 @@ def _open(recipe: Recipe, stage: str | None) -> tuple[RecipeRun, dict[str, Outpu
     tracker = Tracker(os.environ["MLFLOW_TRACKING_URI"], recipe.name, home)
     tracker.reap()
     tracking_run = tracker.start_recipe(
-        variant=f"{whole.variant} (only {stage})" if stage else whole.variant,
-        overrides=dict(whole.overrides),
-        recipe_yaml=whole.text,
-        config_hash=whole.config_hash,
+        variant=f"{recipe.variant} (only {stage})" if stage else recipe.variant,
+        overrides=dict(recipe.overrides),
+        recipe_yaml=recipe.text,
+        config_hash=recipe.config_hash,
         prefect_url=url_for("flow-run", flow_run.id),
     )
-    return RecipeRun(recipe, home, tracker, tracking_run, screen(), stage), handles, [_row(step) for step in steps]
+    return RecipeRun(recipe, wanted.nodes, home, tracker, tracking_run, screen(), stage), handles, [_row(step) for step in steps]
 
 
 def _close(run: RecipeRun, start: float) -> Outcome:

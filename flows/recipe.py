@@ -43,13 +43,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Node:
-    """One stage of a recipe. `stage` names the kind (its file in `stages/`), `name` the node."""
+    """One stage of a recipe. `stage` names the kind (its file in `stages/`), `name` the node, `key` its settings for `--set`."""
 
     name: str
     stage: str
     config: StageConfig
     inputs: Mapping[str, Source]
     seed: int
+    key: str
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
     """Load a recipe by name or path and apply `key=value` overrides. Raises ConfigError."""
     path = _find(recipe)
     raw = _read(path)
+    _check_keys(raw, path)
     settings = dict(_apply(raw, override) for override in overrides)
     _check_keys(raw, path)
     faults: list[str] = []
@@ -125,7 +127,7 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
     if faults:
         raise ConfigError("\n".join(f"{path.name}: {fault}" for fault in dict.fromkeys(faults)))
     text = yaml.safe_dump(raw, sort_keys=False, allow_unicode=True)
-    return Recipe(raw["name"], raw.get("description", ""), raw["seed"], models, tuple(nodes), settings, tuple(filter(None, given)), text)
+    return Recipe(raw["name"], raw.get("description") or "", raw["seed"], models, tuple(nodes), settings, tuple(filter(None, given)), text)
 
 
 # ---- reading --------------------------------------------------------------------------------
@@ -153,9 +155,23 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _parse(text: str) -> Any:
+    """The value of a YAML text. An alias stands for a copy: what is set in one place stays as it was in the others."""
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: copied(inner) for key, inner in value.items()}
+        return [copied(inner) for inner in value] if isinstance(value, list) else value
+
+    try:
+        return copied(yaml.load(text, _Loader))  # noqa: S506 - a SafeLoader
+    except RecursionError as error:
+        raise yaml.YAMLError("an alias lies inside its own anchor; write the value out") from error
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        raw = yaml.load(path.read_text(), _Loader)  # noqa: S506 - a SafeLoader
+        raw = _parse(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"recipe {path} cannot be read: {error}") from error
     if not isinstance(raw, dict):
@@ -171,7 +187,7 @@ def _check_keys(raw: dict[str, Any], path: Path) -> None:
     kinds = {"name": str, "description": str, "seed": int, "models": dict, "evaluation": dict, "stages": dict, "claims": list}
     for key, kind in kinds.items():
         value = raw.get(key)
-        if (value is not None or key in ("name", "stages")) and (not isinstance(value, kind) or isinstance(value, bool)):
+        if (value is not None or key in ("name", "seed", "stages")) and (not isinstance(value, kind) or isinstance(value, bool)):
             raise ConfigError(f"{path.name}: {key} = {value!r}: must be a {_SORTS[kind]}")
     if not _NAME.fullmatch(raw["name"]):
         raise ConfigError(f"{path.name}: name = {raw['name']!r}: must be lower-case letters, digits and _")
@@ -190,7 +206,7 @@ def _apply(raw: dict[str, Any], override: str) -> tuple[str, str]:
     if not separator or not key:
         raise ConfigError(f"--set {override}: must be key=value, for instance --set cold_start.learning_rate=1e-3")
     try:
-        value = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        value = _parse(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {override}: the value is not YAML ({error}); quote it") from error
     stages = raw.get("stages") or {}
@@ -282,7 +298,7 @@ def _models_in(annotation: Any) -> Iterable[type[BaseModel]]:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
+    known = [str(item) for item in known]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
 
@@ -339,12 +355,12 @@ def _node(name: str, content: dict[str, Any], seed: int, models: dict[str, str],
     if not _NAME.fullmatch(name) or name in models:
         faults.append(f"stages.{name}: a stage's name is lower-case letters, digits and _, and none of `models`; rename it")
         return []
-    if kind not in STAGES:
+    if not isinstance(kind, str) or kind not in STAGES:
         faults.append(f"{name}.stage = {kind!r}: there is no such stage; {_nearest(str(kind), STAGES)}")
         return []
     inputs = _inputs(name, STAGES[kind], wired, models, earlier, faults)
     config = _settings(name, STAGES[kind], content, faults)  # a faulty node stays, so that later ones can name it
-    return [Node(name, kind, config, inputs, seed_of(seed, name))]
+    return [Node(name, kind, config, inputs, seed_of(seed, name), key=name)]
 
 
 def _with_evaluations(declared: list[Node], evaluation: dict[str, Any], seed: int, models: dict[str, str], faults: list[str]) -> list[Node]:
@@ -367,7 +383,8 @@ def _with_evaluations(declared: list[Node], evaluation: dict[str, Any], seed: in
     for item in sequence:
         if isinstance(item, Source):
             inputs = {"model": item, "benchmarks": benchmarks}
-            item = Node(f"evaluation_{item.node}", "evaluation", config, inputs, seed_of(seed, "evaluation"))
+            name = f"evaluation_{item.node}"
+            item = Node(name, "evaluation", config, inputs, seed_of(seed, "evaluation"), key="evaluation")
             if any(node.name == item.name for node in nodes):
                 continue
         elif any(node.name == item.name for node in nodes):

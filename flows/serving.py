@@ -87,9 +87,9 @@ class Servers:
     owned: bool
     members: tuple[Server, ...] = ()
 
-    def check(self) -> str | None:
-        """A clear text when a server has died or does not answer any more, else None."""
-        return next((text for server in self.members if (text := server.trouble())), None)
+    def check(self, kind: str | None = None) -> str | None:
+        """A clear text when a server (only the one of that kind, when given) has died or does not answer any more, else None."""
+        return next((text for server in self.members if kind in (None, server.kind) and (text := server.trouble())), None)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settin
 from prefect.utilities.urls import url_for
 
 from flows.launch import launch
-from flows.plan import Outputs, Step, decide, read_state, remember, take
+from flows.plan import Outputs, Step, check_code, decide, read_state, remember, take
 from flows.recipe import Node, Recipe
 from flows.terminal import Screen, Update
 from flows.tracking import Forwarder, Status, Tracker
@@ -31,9 +31,10 @@ _LINES_AT_ONCE = 20
 
 @dataclass
 class RecipeRun:
-    """One run of a recipe: where it is recorded, and what has finished so far."""
+    """One run of a recipe, of all of it or of some `nodes`: where it is recorded, and what has finished so far."""
 
     recipe: Recipe
+    nodes: tuple[Node, ...]
     home: Path
     tracker: Tracker
     tracking_run: str
@@ -88,6 +89,7 @@ def _conduct(run: RecipeRun, step: Step, inputs: Outputs, index: int) -> Any:
     def body(settings: dict[str, Any], inputs: dict[str, str]) -> StageResult:
         logger = get_run_logger()
         logger.info("%s: %s", step.action, step.why)
+        check_code(step)
         with run.screen.stage(node.name) as update:
             result = _recorded_launch(run, step, given, index, _Live(node.name, update))
         remember(run.home, run.recipe.name, step)
@@ -135,6 +137,7 @@ def _recorded_launch(run: RecipeRun, step: Step, inputs: Outputs, index: int, li
             on_start=lambda: forwarders.append(run.tracker.follow(record, folder / METRICS)),
             on_record=live.record,
             on_lines=live.lines,
+            setting=node.key,
         )
         status = "FINISHED"
         return result

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from flows.plan import read_state, stage_folder
 from flows.recipe import Recipe
-from stages.artifacts import StageResult, read_result
+from stages.artifacts import StageResult
 
 if TYPE_CHECKING:
     from flows.ablation import AblationTable
@@ -56,15 +55,3 @@ def table_of(recipe: Recipe, results: Results) -> AblationTable | None:
         cost = (made.seconds, made.tokens) if made else (0.0, 0)
         rows.append((model, before if before in {row[0] for row in rows} else None, results[node.name].outputs["samples"].path, *cost))
     return ablation_table(rows) if rows else None
-
-
-def last_results(recipe: Recipe, home: Path) -> dict[str, StageResult]:
-    """The results of the nodes' last finished runs, whatever the settings were."""
-    known = read_state(home, recipe.name).get("nodes", {})
-    results: dict[str, StageResult] = {}
-    for node in recipe.nodes:
-        if node.name in known:
-            result = read_result(stage_folder(home, node.stage, known[node.name]["fingerprint"]))
-            if result is not None:
-                results[node.name] = result
-    return results

@@ -1,4 +1,4 @@
-"""Checkpoints as LoggedModels, in place: hard links where the store is a folder of this machine."""
+"""Checkpoints as LoggedModels. Where the store is a folder of this machine, ours are hard-linked in place, given ones copied."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from mlflow.entities import LoggedModelOutput
-from mlflow.exceptions import MlflowException
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 from flows.tracking.connection import Connection
@@ -50,7 +50,7 @@ def model_of(connection: Connection, call: Call, ref: CheckpointRef) -> str | No
 
 
 def log_checkpoint(connection: Connection, run: str, tags: Mapping[str, str], output: str, ref: CheckpointRef) -> str:
-    """Make a LoggedModel of a checkpoint: hard links where the store is a folder of this machine, else a copy through the server."""
+    """Make a LoggedModel of a checkpoint. It is there, as failed, even when its files cannot be stored: runs keep their lineage."""
     experiment = connection.client.get_run(run).info.experiment_id
     same = f"source_run_id = '{run}' AND tags.digest = '{ref.digest}' AND status = 2"  # 2 is READY; the word matches nothing
     if found := connection.client.search_logged_models([experiment], filter_string=same, max_results=1):
@@ -72,23 +72,26 @@ def log_checkpoint(connection: Connection, run: str, tags: Mapping[str, str], ou
             "path": str(ref.path),
         },
     )
-    try:
-        if model.artifact_location.startswith(("file:", "/")):
-            _link_folder(ref.path, Path(local_file_uri_to_path(model.artifact_location)))
-        else:
-            connection.client.log_model_artifacts(model.model_id, str(ref.path))
-    except (MlflowException, OSError):
-        connection.client.finalize_logged_model(model.model_id, "FAILED")
-        raise
+    if model.artifact_location.startswith(("file:", "/")):
+        stored = connection.part(partial(_store, ref, Path(local_file_uri_to_path(model.artifact_location))))
+    else:
+        stored = connection.part(partial(connection.client.log_model_artifacts, model.model_id, str(ref.path)))
     connection.client.log_outputs(run, [LoggedModelOutput(model.model_id, 0)])
-    connection.client.finalize_logged_model(model.model_id, "READY")
+    connection.client.finalize_logged_model(model.model_id, "READY" if stored else "FAILED")
     return str(model.model_id)
 
 
-def _link_folder(source: Path, target: Path) -> None:
+def _store(ref: CheckpointRef, target: Path) -> None:
+    """Put a checkpoint's files into the store, for reading only. The files of a given model belong to the user: they are copied."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    same_device = source.stat().st_dev == target.parent.stat().st_dev
-    shutil.copytree(source, target, copy_function=os.link if same_device else shutil.copy2, dirs_exist_ok=True)
+    shutil.copytree(ref.path, target, copy_function=shutil.copy2 if ref.producer == "given" else _link, dirs_exist_ok=True)
     for file in target.rglob("*"):
         if file.is_file():
             file.chmod(0o444)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:  # another device, or a file system without links
+        shutil.copy2(source, target)

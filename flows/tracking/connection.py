@@ -69,14 +69,16 @@ class Connection:
         answer = self.attempt(question)
         return otherwise if answer is None or answer == "" else answer
 
-    def part(self, action: Callable[[], object]) -> None:
-        """One part of a call: what MLflow refuses is told and left out, so that the parts after it are still written."""
+    def part(self, action: Callable[[], object]) -> bool:
+        """One part of a call: what MLflow refuses is told and left out, so that the parts after it are still written. True when it went."""
         try:
             action()
         except (MlflowException, OSError) as error:
             if _is_away(error):
                 raise
             self._tell_refused(error)
+            return False
+        return True
 
     def experiment(self, recipe: str) -> str:
         """Id of a recipe's experiment, which is made the first time: a local store keeps artifacts under the home."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pyarrow import Table, parquet
 from typer.testing import CliRunner, Result
 
+from flows import cli
 from flows.cli import app
 from flows.launch import launch
-from flows.plan import home_folder, make_plan, remember
+from flows.plan import Step, home_folder, make_plan, remember
 from flows.recipe import load_recipe
+from stages.artifacts import CheckpointRef, DatasetRef, StageResult, digest_of_file, write_json
 
 RECIPE = """
 name: small
@@ -25,6 +29,14 @@ stages:
     benchmark_size: 8
     pools: {cold_start: {share: 0.25, with_trace: true}, rl: {share: 0.25}, preference: {share: 0.25}, distillation: {share: 0.25}}
 """
+SAMPLES = [
+    {
+        "benchmark": "sums", "mode": "thinking", "problem_id": f"p{problem}", "sample": sample, "seed": 0, "graded": True,
+        "correct": sample == 0, "reason": "", "format_ok": True, "flag_followed": True, "tokens": 20, "thinking_tokens": 10,
+        "finish": "stop", "preference": 0.5, "completion": "x",
+    }
+    for problem in range(4) for sample in range(2)
+]  # fmt: skip
 HEAVY = ("torch", "transformers", "vllm", "trl", "prefect", "mlflow")
 
 
@@ -53,6 +65,40 @@ def finish_curation(project: Path) -> None:
         | {"config": node.config.model_dump(mode="json")},
     )
     remember(home_folder(), "small", step, last={"variant": "default", "links": [["Prefect run", "http://127.0.0.1:1/x"]]})
+
+
+def pretend(step: Step) -> None:
+    """Leave a result as if the step had run; every output is a file of samples."""
+    assert step.folder is not None
+    assert step.fingerprint is not None
+    step.folder.mkdir(parents=True)
+    outputs: dict[str, CheckpointRef | DatasetRef] = {}
+    for name in step.node.config.writes:
+        path = step.folder / f"{name}.parquet"
+        parquet.write_table(Table.from_pylist(SAMPLES), path)
+        outputs[name] = DatasetRef(name=name, digest=digest_of_file(path), path=path, producer=step.fingerprint, rows=len(SAMPLES))
+    result = StageResult(
+        stage=step.node.stage, fingerprint=step.fingerprint, key={}, outputs=outputs, metrics={},
+        seconds=1, busy_seconds=1, tokens=1, peak_memory_mib=1, versions={},
+    )  # fmt: skip
+    write_json(step.folder / "result.json", result.model_dump(mode="json"))
+
+
+def test_table_shows_what_has_finished_with_these_settings_only(project: Path) -> None:
+    base = project / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    (base / "model.safetensors").write_text("weights")
+    evaluated = f"models: {{base: {base}}}\nevaluation: {{benchmarks: curation, samples: 2}}\nstages:"
+    rates = "  pass_rates: {from: {model: base, problems: curation.rl}}\n"
+    (project / "scored.yaml").write_text(RECIPE.replace("stages:", evaluated) + rates)
+    for place in (0, 1):
+        pretend(make_plan(load_recipe(str(project / "scored.yaml")), home_folder())[place])
+    (row,) = json.loads(posttrain("table", "../scored.yaml", "--json").stdout)
+    assert row["node"] == "base"
+    other = posttrain("table", "../scored.yaml", "--set", "evaluation.samples=4")
+    assert other.exit_code == 1
+    assert "no evaluation of small has finished with these settings" in " ".join(other.output.split())
 
 
 def test_plan_leaves_an_empty_folder_empty(project: Path) -> None:
@@ -126,7 +172,8 @@ def test_stage_without_its_inputs_names_the_command_that_makes_them(project: Pat
         (["run", "../small.yaml", "--set", "curation.benchmark_size=1"], 2, "must be greater than or equal to 2"),
         (["run", "no_such_recipe"], 2, "there is no recipe 'no_such_recipe'"),
         (["stage", "curations", "--recipe", "../small.yaml"], 2, "did you mean curation?"),
-        (["table", "../small.yaml"], 1, "no evaluation of small has finished"),
+        (["table", "../small.yaml"], 1, "no evaluation of small has finished with these settings"),
+        (["table", "../small.yaml", "--set", "seed=1"], 1, "make one: posttrain run ../small.yaml --set 'seed=1'"),
         (["plan"], 2, "RECIPE"),
         (["plan", "../small.yaml", "--no-such-option"], 2, "No such option"),
     ],
@@ -136,6 +183,18 @@ def test_command_ends_with_a_status_and_a_text_that_helps(project: Path, argumen
     assert result.exit_code == status
     assert said in " ".join(result.output.split())
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_command_that_inherited_an_ignored_signal_is_interrupted_by_it(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)  # as a shell does for what a script starts in the background
+    try:
+        with pytest.raises(SystemExit) as ended, cli._reported(False):
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+    assert ended.value.code == 130
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "stage", "up", "check", "table", "sync"])

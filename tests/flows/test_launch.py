@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from flows import launch as launching
 from flows.launch import launch
 from stages.config import BasePretraining
 from stages.errors import StageError
@@ -68,7 +67,6 @@ def fake_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "fake_stage.py").write_text(FAKE_STAGE)
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
-    monkeypatch.setattr(launching, "GRACE_S", 1.0)
     return tmp_path / "stages" / "base_pretraining" / "0123456789abcdef"
 
 
@@ -115,6 +113,13 @@ def test_launch_finished_folder_returns_the_old_result(fake_stage: Path) -> None
     assert launch(fake_stage, content("bug"), module="fake_stage") == first
 
 
+def test_launch_finished_folder_whose_output_is_emptied_runs_again(fake_stage: Path) -> None:
+    launch(fake_stage, content("work"), module="fake_stage")
+    (fake_stage / "checkpoint" / "x").unlink()
+    launch(fake_stage, content("work"), module="fake_stage")
+    assert (fake_stage / "checkpoint" / "x").exists()
+
+
 def test_launch_in_a_thread_returns_its_result(fake_stage: Path) -> None:
     results: list[object] = []
     thread = threading.Thread(target=lambda: results.append(launch(fake_stage, content("work"), module="fake_stage")))
@@ -152,6 +157,11 @@ def test_launch_past_the_limit_ends_the_whole_group(fake_stage: Path, do: str) -
     with pytest.raises(StageError, match=r"ran past its limit of 0.05 minutes \(base.max_minutes\)"):
         launch(fake_stage, content(do, max_minutes=0.05), module="fake_stage")
     wait_until_gone(pids_of(fake_stage))
+
+
+def test_launch_past_the_limit_names_the_setting_that_raises_it(fake_stage: Path) -> None:
+    with pytest.raises(StageError, match=r"raise the limit with --set evaluation.max_minutes=0.02 and"):
+        launch(fake_stage, content("wait", max_minutes=0.01), setting="evaluation", module="fake_stage")
 
 
 def test_launch_interrupted_ends_the_whole_group(fake_stage: Path) -> None:

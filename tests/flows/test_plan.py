@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows import plan as planning
-from flows.plan import Step, code_of, decide, find_model, make_plan, read_state, remember
+from flows.plan import Step, check_code, code_of, decide, find_model, make_plan, read_state, remember, stage_folder
 from flows.recipe import Recipe, load_recipe
 from stages.artifacts import CheckpointRef, DatasetRef, StageResult, digest_of_file, write_json
-from stages.errors import ArtifactError, ConfigError
+from stages.errors import ArtifactError, ConfigError, StageError
 
 RECIPE = """
 name: small
@@ -157,10 +158,34 @@ def test_plan_changed_seed_is_named(project: Project) -> None:
     assert project.plan("seed=1")["curation"].why == "seed of the recipe changed"
 
 
-def test_plan_changed_code_is_named(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    project.finish_all()
-    monkeypatch.setattr(planning, "code_of", lambda stage: {**code_of(stage), "stages/training.py": "other"})
-    assert project.plan()["cold_start"].why.startswith("code of cold_start changed (stages/training.py)")
+def with_other_code(step: Step, home: Path, file: str) -> Step:
+    """The step as it was when a file of its code was another one."""
+    assert step.key is not None
+    key = {**step.key, "code": {**step.key["code"], file: "other"}}
+    return replace(step, key=key, fingerprint="0" * 64, folder=stage_folder(home, step.node.stage, "0" * 64))
+
+
+def test_plan_changed_code_is_named(project: Project) -> None:
+    project.finish(project.plan()["curation"])
+    project.finish(with_other_code(project.plan()["cold_start"], project.home, "stages/training.py"))
+    step = project.plan()["cold_start"]
+    assert (step.action, step.why) == ("run", "code of cold_start changed (stages/training.py)")
+
+
+def test_check_code_that_changed_while_the_recipe_ran_is_named(project: Project) -> None:
+    step = project.plan()["curation"]
+    check_code(step)
+    changed = with_other_code(step, project.home, "datasets/contracts.yaml")
+    with pytest.raises(StageError, match=r"the code of curation changed while the recipe ran \(datasets/contracts.yaml\); run the same"):
+        check_code(changed)
+
+
+def test_plan_changed_setting_of_an_evaluation_is_named_as_it_is_set(project: Project) -> None:
+    with (project.folder / "small.yaml").open("a") as file:
+        file.write("evaluation: {benchmarks: curation.benchmarks, samples: 2}\n")
+    project.finish(project.plan()["curation"])
+    project.finish(project.plan()["evaluation_base"])
+    assert project.plan("evaluation.samples=4")["evaluation_base"].why == "evaluation.samples 2 -> 4"
 
 
 def test_plan_unfinished_folder_with_a_checkpoint_is_resumed(project: Project) -> None:

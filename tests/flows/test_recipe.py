@@ -125,6 +125,9 @@ def test_override_of_a_model_and_of_the_evaluation_apply(small: str) -> None:
         ("evaluation.benchmarks=curation.benchmark", "did you mean curation.benchmarks?"),
         ("models.bas=x", "--set models.bas=x: matches nothing; did you mean models.base?"),
         ("seed=high", "seed = 'high': must be a whole number"),
+        ("seed=", "seed = None: must be a whole number"),
+        ("cold_start.stage=[1]", "cold_start.stage = [1]: there is no such stage"),
+        ("cold_start.examples=&a [*a]", "the value is not YAML (an alias lies inside its own anchor; write the value out)"),
         ("cold_start=3", "names a stage, not a setting"),
         ("cold_start.examples", "must be key=value"),
     ],
@@ -151,6 +154,7 @@ def test_recipe_faults_are_shown_together(small: str) -> None:
         ("stages: {}", "name = None: must be a text"),
         ("name: x\nstages: {curation: 3}", "stages.curation: must be a mapping"),
         ("name: [", "cannot be read"),
+        ("name: x\nstages: {curation: &a {b: *a}}", "an alias lies inside its own anchor"),
         ("just text", "must be a mapping"),
     ],
 )
@@ -159,6 +163,25 @@ def test_recipe_file_that_breaks_a_rule_is_refused(tmp_path: Path, text: str, sa
     with pytest.raises(ConfigError) as error:
         load_recipe(str(tmp_path / "bad.yaml"))
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("stages", ["[a]", "{curation: 3}", "text"])
+def test_override_of_a_recipe_that_breaks_a_rule_is_refused(tmp_path: Path, stages: str) -> None:
+    (tmp_path / "bad.yaml").write_text(f"name: x\nstages: {stages}\n")
+    with pytest.raises(ConfigError, match=r"stages.*must be a mapping"):
+        change(str(tmp_path / "bad.yaml"), "curation.benchmark_size=4")
+
+
+def test_override_of_a_stage_leaves_another_that_shares_an_alias(small: str) -> None:
+    Path(small).write_text(
+        SMALL.replace("pass_rates, from", "pass_rates, sampler: &sampler {temperature: 0.7}, from")
+        + "  third_rates: {stage: pass_rates, sampler: *sampler, from: {model: cold_start, problems: curation.rl}}\n"
+    )
+    recipe = change(small, "third_rates.sampler.temperature=0.5")
+    second, third = recipe.node("second_rates").config, recipe.node("third_rates").config
+    assert isinstance(second, PassRates)
+    assert isinstance(third, PassRates)
+    assert (second.sampler.temperature, third.sampler.temperature) == (0.7, 0.5)
 
 
 def test_recipe_unknown_name_names_the_nearest() -> None:

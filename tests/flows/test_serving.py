@@ -101,8 +101,11 @@ def test_servers_prefect_address_is_no_address_names_the_rule(tmp_path: Path, mo
 
 def test_check_configured_server_goes_away_says_so(healthy: str) -> None:
     gone = f"http://127.0.0.1:{free_port()}"
-    trouble = serving.Servers(healthy, healthy, gone, owned=False, members=(Server("prefect", healthy), Server("mlflow", gone))).check()
+    both = serving.Servers(healthy, healthy, gone, owned=False, members=(Server("prefect", healthy), Server("mlflow", gone)))
+    trouble = both.check()
+    assert both.check("prefect") is None
     assert trouble is not None
+    assert both.check("mlflow") == trouble
     assert f"MLflow does not answer at {gone}" in trouble
 
 

@@ -107,8 +107,10 @@ def play(tracker: Tracker, home: Path) -> tuple[str, str, str]:
         variant="default", overrides={"cold_start.learning_rate": "1e-3"}, recipe_yaml="name: small\n", config_hash="1", prefect_url=None
     )
     folder = home / "stages" / "cold_start" / TUNED[:16]
+    folder.mkdir(parents=True)
     tuned = checkpoint(folder / "checkpoint", "tuned", name="cold_start.model", producer=TUNED)
     run = start(tracker, recipe, node="cold_start", stage="cold_start", fingerprint=TUNED, inputs={"model": base, "traces": traces})
+    forwarder = tracker.follow(run, folder / "metrics.jsonl")
     file = records(
         folder,
         {"time": 10.0, "step": 1, "metrics": {"train/loss": 2.0, "bad@name": 1.0}},
@@ -118,7 +120,7 @@ def play(tracker: Tracker, home: Path) -> tuple[str, str, str]:
     with file.open("a") as half:
         half.write('{"time": 13.0, "step": 3, "met')
     (folder / "log.txt").write_text("it went well\n")
-    tracker.follow(run, file).close()
+    forwarder.close()
     finished = result("cold_start", TUNED, {"model": tuned}, {"train/loss": 1.0, "train/examples": 5.0, "broken": float("inf")})
     tracker.finish_stage(run, recipe_run=recipe, node="cold_start", result=finished, status="FINISHED", log=folder / "log.txt")
 
@@ -261,6 +263,61 @@ def test_metrics_written_while_away_are_sent_by_sync(uri: str, away: str, tmp_pa
     assert not Tracker(away, "small", tmp_path).follow(run, file).close()
     assert Tracker.sync(uri, tmp_path) == (1, 0)
     assert history(uri, runs(uri)["cold_start:default"], "train/loss") == [(1, 2.0), (2, 1.0), (3, 0.5)]
+
+
+def test_metrics_of_a_resumed_attempt_hold_each_step_once_as_written_last(uri: str, tmp_path: Path) -> None:
+    tracker = Tracker(uri, "small", tmp_path)
+    recipe = tracker.start_recipe(variant="v", overrides={}, recipe_yaml="", config_hash="1", prefect_url=None)
+    run = start(tracker, recipe, node="cold_start", stage="cold_start", fingerprint=TUNED, inputs={})
+    folder = tmp_path / "stages" / "cold_start" / TUNED[:16]
+    file = records(folder, *({"time": float(step), "step": step, "metrics": {"train/loss": float(step)}} for step in (1, 2, 3)))
+    forwarder = tracker.follow(run, file)
+    with file.open("a") as again:  # from a checkpoint of step 1, other than before
+        for step in (2, 3, 4):
+            again.write(json.dumps({"time": 10.0 + step, "step": step, "metrics": {"train/loss": 10.0 + step}}) + "\n")
+    assert forwarder.close()
+    assert history(uri, runs(uri)["cold_start:default"], "train/loss") == [(1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0)]
+    assert Tracker.sync(uri, tmp_path) == (0, 0)
+
+
+def test_model_given_is_copied_through_links_and_left_as_it_was(uri: str, tmp_path: Path) -> None:
+    blobs = tmp_path / "blobs"
+    given = checkpoint(blobs, "base", name="base", producer="given")
+    snapshot = tmp_path / "snapshot"  # as the hub's cache: relative links to blobs
+    snapshot.mkdir()
+    for file in blobs.iterdir():
+        file.chmod(0o644)
+        (snapshot / file.name).symlink_to(Path("..") / "blobs" / file.name)
+    tracker = Tracker(uri, "small", tmp_path)
+    recipe = tracker.start_recipe(variant="v", overrides={}, recipe_yaml="", config_hash="1", prefect_url=None)
+    start(
+        tracker,
+        recipe,
+        node="evaluation_base",
+        stage="evaluation",
+        fingerprint=SCORED,
+        inputs={"model": given.model_copy(update={"path": snapshot})},
+    )
+    (model,) = MlflowClient(uri).search_logged_models([runs(uri)["base"].info.experiment_id])
+    stored = Path(model.artifact_location.removeprefix("file://")) / "model.safetensors"
+    assert str(model.status) == "READY"
+    assert stored.read_text() == "base"
+    assert not stored.is_symlink()
+    assert {(file.stat().st_mode & 0o777, file.stat().st_nlink) for file in blobs.iterdir()} == {(0o644, 1)}
+
+
+def test_model_given_that_cannot_be_stored_leaves_its_stage_tracked(uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = checkpoint(tmp_path / "base", "base", name="base", producer="given")
+    (tmp_path / "base" / "notes.txt").symlink_to("gone")
+    tracker = Tracker(uri, "small", tmp_path)
+    recipe = tracker.start_recipe(variant="v", overrides={}, recipe_yaml="", config_hash="1", prefect_url=None)
+    with caplog.at_level(logging.WARNING, "posttrain"):
+        run = start(tracker, recipe, node="evaluation_base", stage="evaluation", fingerprint=SCORED, inputs={"model": given})
+    assert "did not take a record" in caplog.text
+    stage, client = MlflowClient(uri).get_run(run), MlflowClient(uri)
+    (model,) = client.search_logged_models([stage.info.experiment_id])
+    assert (str(model.status), stage.inputs.model_inputs[0].model_id) == ("FAILED", model.model_id)
+    assert stage.data.tags["mlflow.parentRunId"] == runs(uri)["base"].info.run_id
 
 
 def test_reap_closes_runs_of_dead_processes_only(uri: str, tmp_path: Path) -> None:

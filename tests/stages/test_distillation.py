@@ -73,8 +73,9 @@ def test_distillation_trains_on_the_teachers_verified_answers_then_towards_its_d
     assert len(rows) >= 5
     for row in rows:
         assert row.keys() == {"problem_id", "question", "answer", "trace", "response"}
-        assert grade(Reply(row["trace"], row["response"]), row["answer"]).verdict is Verdict.RIGHT
-        assert bool(row["trace"]) == (int(row["problem_id"][1:]) % 4 != 0)  # every fourth is asked without thinking
+        if row["trace"]:  # an answer without thinking is kept right or wrong: it teaches the mode
+            assert grade(Reply(row["trace"], row["response"]), row["answer"]).verdict is Verdict.RIGHT
+        assert bool(row["trace"]) == (int(row["problem_id"][1:]) % 3 != 0)  # every third is asked without thinking
     model = output.outputs["model"]
     assert isinstance(model, CheckpointRef)
     assert model.digest not in (random_model.digest, pupil.digest)

@@ -57,6 +57,7 @@ def test_evaluation_rows_modes_and_scores_and_their_independence_of_order(
             "samples": 2,
             "thinking_budgets": [1],
             "flag_problems": 2,
+            "max_not_graded_share": 1,
             "sampler": {"temperature": 0.6, "top_p": 0.95, "max_new_tokens": 40},
             "engine": small_engine.model_dump(),
         }
@@ -77,9 +78,8 @@ def test_evaluation_rows_modes_and_scores_and_their_independence_of_order(
         assert row["finish"] in ("stop", "length")
         assert row["preference"] == preference_score(parse_reply(row["completion"]).response)
         assert row["thinking_tokens"] < row["tokens"] <= (80 if row["mode"] == "budget_1" else 40) + 60
-        assert row["flag_followed"] == (
-            bool(parse_reply(row["completion"]).thinking) == (row["mode"] not in ("non_thinking", "flag_no_think"))
-        )
+        thought = row["completion"].startswith("<think>") and row["completion"][7:].split("</think>")[0].strip() != ""  # closed or not
+        assert row["flag_followed"] == (thought == (row["mode"] not in ("non_thinking", "flag_no_think")))
     assert set(counts.values()) == {6, 2}
     assert all(count == (2 if mode.startswith("flag") else 6) for (_, mode), count in counts.items())
     graded = [row for row in rows if row["mode"] == "thinking" and row["benchmark"] == "hard" and row["graded"]]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import ValidationError
 
 from stages.artifacts import CheckpointRef, DatasetRef, StageOutput, digest_of_file, digest_of_folder, last_checkpoint
 from stages.chat import parse_reply, render_prompt
@@ -154,12 +155,14 @@ def test_reasoning_rl_fewer_prompts_than_a_step_needs_is_a_config_error(
         run(config, {"model": pupil, "problems": problems(ROWS)}, new_stage("reasoning_rl"), 0)
 
 
-def test_reasoning_rl_micro_batch_that_does_not_divide_a_step_is_a_config_error(
-    pupil: CheckpointRef, new_stage: NewStage, problems: Problems, settings: dict[str, Any]
-) -> None:
-    config = ReasoningRL.model_validate(settings | {"micro_batch": 3})
-    with pytest.raises(ConfigError, match="2 prompts x 4 rollouts = 8 a step, which micro_batch = 3 does not divide"):
-        run(config, {"model": pupil, "problems": problems(ROWS)}, new_stage("reasoning_rl"), 0)
+def test_reasoning_rl_micro_batch_that_does_not_divide_a_step_is_refused_with_the_settings(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="2 prompts x 4 rollouts = 8 a step, which micro_batch = 3 does not divide"):
+        ReasoningRL.model_validate(settings | {"micro_batch": 3})
+
+
+def test_reasoning_rl_bnpo_in_parts_is_refused_since_its_loss_would_depend_on_memory(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="bnpo averages over the tokens of a micro-batch"):
+        ReasoningRL.model_validate(settings | {"loss": "bnpo", "micro_batch": 4})
 
 
 def test_reasoning_rl_gold_that_cannot_be_graded_is_a_reward_error_before_any_rollout(

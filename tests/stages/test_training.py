@@ -28,7 +28,10 @@ def test_last_checkpoint_is_the_newest_complete_one_by_number(tmp_path: Path) ->
         folder.mkdir(parents=True)
         (folder / "model.safetensors").touch()
         if complete:
-            (folder / "trainer_state.json").touch()
+            (folder / "trainer_state.json").write_text("{}")
+    cut = tmp_path / "trainer" / "train" / "checkpoint-50"
+    cut.mkdir()
+    (cut / "trainer_state.json").write_text('{"global')  # the disk was full
     assert last_checkpoint(tmp_path) == tmp_path / "trainer" / "train" / "checkpoint-25"
 
 
@@ -38,7 +41,7 @@ def test_export_checkpoint_of_a_loaded_model_writes_the_same_weights_and_ends_th
     stage_dir = new_stage("fusion")
     resumable = stage_dir / "trainer" / "train" / "checkpoint-1"
     resumable.mkdir(parents=True)
-    (resumable / "trainer_state.json").touch()
+    (resumable / "trainer_state.json").write_text("{}")
     first = export_checkpoint(load_model(random_model), tokenizer, stage_dir, name="fusion.model", card="# A\n")
     assert not resumable.exists()
     second = export_checkpoint(load_model(first), load_tokenizer(first), new_stage("fusion"), name="fusion.model", card="# B\n")
