@@ -114,6 +114,10 @@ def servers(home: Path, say: Say = print) -> Iterator[Servers]:
             else:
                 found = running | found
         stack.enter_context(_environment(_client_settings(home, found, own_prefect="prefect" in missing)))
+        if "prefect" in sys.modules:  # a second run in one process: prefect still has the settings of the first
+            from prefect.context import refresh_global_settings_context
+
+            refresh_global_settings_context()
         if alone and "prefect" in missing:
             _close_dead_runs(say)
         api = found["prefect"].address

@@ -168,8 +168,12 @@ def test_launch_interrupted_ends_the_whole_group(fake_stage: Path) -> None:
     def interrupt(record: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        launch(fake_stage, content("wait"), on_record=interrupt, module="fake_stage")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits it as ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            launch(fake_stage, content("wait"), on_record=interrupt, module="fake_stage")
+    finally:
+        signal.signal(signal.SIGINT, before)
     wait_until_gone(pids_of(fake_stage))
 
 
