@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.plan import Step, home_folder, make_plan, read_state, remember
+from flows.plan import Step, home_folder, make_plan, read_state, remember, results_of
 from flows.recipe import Recipe, load_recipe, recipe_names
 from stages.errors import ArtifactError, ConfigError, PosttrainError, ServerError
 
@@ -142,8 +142,7 @@ def table(recipe: RecipeName, set_: Set = None, as_json: Json = False) -> None:
         from flows.summary import table_of
 
         checked = load_recipe(recipe, set_ or [])
-        steps = make_plan(checked, home_folder())
-        found = table_of(checked, {step.node.name: step.result for step in steps if step.result is not None})
+        found = table_of(checked, results_of(make_plan(checked, home_folder())))
         if found is None:
             raise ArtifactError(
                 f"no evaluation of {checked.name} has finished with these settings in {home_folder()}; "
@@ -170,6 +169,7 @@ def claims(
     """
     with _reported(as_json) as screen:
         from flows.claims import judge, render
+        from flows.summary import samples_of
 
         numbers = _seeds(seeds)
         if not (stated := load_recipe(recipe, set_ or []).claims):
@@ -181,14 +181,7 @@ def claims(
             checked = load_recipe(recipe, overrides)
             if any(step.action != "reuse" for step in make_plan(checked, home_folder())):
                 _show(screen, _conduct(screen, recipe, overrides, None, time.monotonic()), as_json=False)
-            results = {step.node.name: step.result for step in make_plan(checked, home_folder())}
-            samples.append(
-                {
-                    node.inputs["model"].node: result.outputs["samples"].path
-                    for node in checked.nodes
-                    if node.stage == "evaluation" and (result := results[node.name]) is not None
-                }
-            )
+            samples.append(samples_of(checked, results_of(make_plan(checked, home_folder()))))
         findings = [judge(claim, samples) for claim in stated]
         render(findings, screen.console)
         if as_json:
@@ -279,7 +272,7 @@ def _up_to_date(screen: Screen, recipe: Recipe, steps: tuple[Step, ...], *, as_j
     home = home_folder()
     remember(home, recipe.name, *steps)
     last = read_state(home, recipe.name).get("last", {})
-    results = {step.node.name: step.result for step in steps if step.result is not None}
+    results = results_of(steps)
     if last.get("fingerprints") == {name: result.fingerprint for name, result in results.items()}:
         found = AblationTable.from_json(last["table"]) if last["table"] else None
     else:

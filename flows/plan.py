@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -93,6 +93,11 @@ def make_plan(recipe: Recipe, home: Path) -> tuple[Step, ...]:
             handles[node.name] = step.result.outputs
         steps.append(step)
     return tuple(steps)
+
+
+def results_of(steps: Iterable[Step]) -> dict[str, StageResult]:
+    """The results of the steps that are finished, by node."""
+    return {step.node.name: step.result for step in steps if step.result is not None}
 
 
 def decide(node: Node, inputs: Outputs, home: Path, last: Mapping[str, Any] | None) -> Step:

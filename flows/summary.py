@@ -47,11 +47,17 @@ def table_of(recipe: Recipe, results: Results) -> AblationTable | None:
     from flows.ablation import ablation_table
 
     rows: list[tuple[str, str | None, Path, float, int]] = []
-    for node in recipe.nodes:
-        if node.stage != "evaluation" or node.name not in results or "samples" not in results[node.name].outputs:
-            continue
-        model = node.inputs["model"].node
+    for model, samples in samples_of(recipe, results).items():
         made, before = results.get(model), recipe.stage_before(model)
         cost = (made.seconds, made.tokens) if made else (0.0, 0)
-        rows.append((model, before if before in {row[0] for row in rows} else None, results[node.name].outputs["samples"].path, *cost))
+        rows.append((model, before if before in {row[0] for row in rows} else None, samples, *cost))
     return ablation_table(rows) if rows else None
+
+
+def samples_of(recipe: Recipe, results: Results) -> dict[str, Path]:
+    """The `samples.parquet` of each evaluation among `results`, by the model that it read, in recipe order."""
+    return {
+        node.inputs["model"].node: results[node.name].outputs["samples"].path
+        for node in recipe.nodes
+        if node.stage == "evaluation" and node.name in results and "samples" in results[node.name].outputs
+    }
