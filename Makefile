@@ -1,6 +1,7 @@
 # make run    set everything up and run the recipe `tiny`
 # make test   set everything up and pass the tests
 # make check  linters, types, import contracts        make lock  resolve the exact versions again
+# make bench  what conducting costs, as ratios
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 PYTHON ?= python3
@@ -24,7 +25,7 @@ BACKEND := $(if $(HAS_LOCAL_TORCH),,--torch-backend cpu)
 export OMP_WAIT_POLICY ?= PASSIVE
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run up test check setup lock clean
+.PHONY: run up test check bench setup lock clean
 run: setup
 	@$(BIN)/posttrain run tiny
 
@@ -39,6 +40,9 @@ check: setup
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: setup
+	@$(BIN)/python tests/bench/overhead.py
 
 setup: $(READY)
 

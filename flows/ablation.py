@@ -44,7 +44,7 @@ _COLUMNS = (
     "preference",
 )
 _COLOURS = {"thinking": "#0072B2", "non_thinking": "#D55E00"}
-_LABELS = {"thinking": "thinking", "non_thinking": "non-thinking"}
+MODE_LABELS = {"thinking": "thinking", "non_thinking": "non-thinking"}
 
 
 class Cell(NamedTuple):
@@ -259,7 +259,7 @@ def pooled_test(per_seed: Sequence[Sequence[float]]) -> PooledTest:
 # ---- from samples to the table --------------------------------------------------------------
 
 
-class _Tally(NamedTuple):
+class Tally(NamedTuple):
     """The samples of one problem."""
 
     samples: int
@@ -269,10 +269,11 @@ class _Tally(NamedTuple):
 
     @property
     def mean(self) -> float:
+        """Share of the graded samples that are right; there must be one."""
         return self.right / self.graded
 
 
-_Tallies = dict[tuple[str, str], dict[str, _Tally]]
+Tallies = dict[tuple[str, str], dict[str, Tally]]
 """Benchmark and mode, to problem, to its samples."""
 
 
@@ -283,7 +284,7 @@ def ablation_table(rows: Sequence[tuple[str, str | None, Path, float, int]]) -> 
     nothing graded.
     """
     tables = {node: read_samples(path) for node, _, path, _, _ in rows}
-    tallies = {node: _tally(node, table) for node, table in tables.items()}
+    tallies = {node: tally_samples(node, table) for node, table in tables.items()}
     return AblationTable(
         tuple(
             _row(node, parent if parent in tables else None, tables, tallies, seconds, tokens)._replace(parent=parent)
@@ -317,8 +318,8 @@ def paired_differences(before: Path, after: Path, benchmark: str, mode: str, *, 
 
     Raises DataError when they share no problem in that benchmark and mode.
     """
-    first = _tally(str(before), read_samples(before)).get((benchmark, mode), {})
-    second = _tally(str(after), read_samples(after)).get((benchmark, after_mode or mode), {})
+    first = tally_samples(str(before), read_samples(before)).get((benchmark, mode), {})
+    second = tally_samples(str(after), read_samples(after)).get((benchmark, after_mode or mode), {})
     differences = _differences(first, second)
     if not differences:
         raise DataError(f"{before} and {after} share no graded problem in {benchmark} {mode}; compare evaluations of one recipe and seed")
@@ -327,7 +328,7 @@ def paired_differences(before: Path, after: Path, benchmark: str, mode: str, *, 
 
 def problem_scores(path: Path, benchmark: str, mode: str) -> list[float]:
     """Per-problem pass@1 of a `samples.parquet`, over the problems with a graded sample."""
-    return [tally.mean for tally in _tally(str(path), read_samples(path)).get((benchmark, mode), {}).values() if tally.graded]
+    return [tally.mean for tally in tally_samples(str(path), read_samples(path)).get((benchmark, mode), {}).values() if tally.graded]
 
 
 def preference_differences(before: Path, after: Path) -> list[float]:
@@ -341,11 +342,9 @@ def preference_differences(before: Path, after: Path) -> list[float]:
     return differences
 
 
-def _row(
-    node: str, parent: str | None, tables: Mapping[str, pa.Table], tallies: Mapping[str, _Tallies], seconds: float, tokens: int
-) -> Row:
-    before: _Tallies = tallies[parent] if parent else {}
-    cells = tuple(_cell(score, problems, before.get(score, {})) for score, problems in sorted(tallies[node].items(), key=_score_order))
+def _row(node: str, parent: str | None, tables: Mapping[str, pa.Table], tallies: Mapping[str, Tallies], seconds: float, tokens: int) -> Row:
+    before: Tallies = tallies[parent] if parent else {}
+    cells = tuple(_cell(score, tallies[node][score], before.get(score, {})) for score in sorted(tallies[node], key=score_order))
     rates = _win_rates(tables[parent], tables[node]) if parent else []
     return Row(
         node=node,
@@ -361,7 +360,7 @@ def _row(
     )
 
 
-def _cell(score: tuple[str, str], problems: Mapping[str, _Tally], before: Mapping[str, _Tally]) -> Cell:
+def _cell(score: tuple[str, str], problems: Mapping[str, Tally], before: Mapping[str, Tally]) -> Cell:
     graded = [tally for tally in problems.values() if tally.graded]
     means = [tally.mean for tally in graded]
     n_samples = sum(tally.graded for tally in graded)
@@ -388,8 +387,11 @@ def _cell(score: tuple[str, str], problems: Mapping[str, _Tally], before: Mappin
     )
 
 
-def _tally(name: str, table: pa.Table) -> _Tallies:
-    """Count samples by benchmark, mode and problem; flag modes are left to the flag rate."""
+def tally_samples(name: str, table: pa.Table) -> Tallies:
+    """Count samples by benchmark, mode and problem; flag modes are left to the flag rate.
+
+    `name` says whose samples they are, in the DataError of a benchmark and mode with nothing graded.
+    """
     from pyarrow import compute
 
     graded = compute.fill_null(table["graded"], False)
@@ -399,10 +401,10 @@ def _tally(name: str, table: pa.Table) -> _Tallies:
     groups = counted.group_by(["benchmark", "mode", "problem_id"], use_threads=False).aggregate(
         [("n_graded", "sum"), ("n_graded", "count"), ("n_right", "sum"), ("tokens", "sum")]
     )
-    tallies: _Tallies = {}
+    tallies: Tallies = {}
     for group in groups.sort_by([("benchmark", "ascending"), ("mode", "ascending"), ("problem_id", "ascending")]).to_pylist():
         if group["mode"] not in FLAG_MODES:
-            tally = _Tally(group["n_graded_count"], group["n_graded_sum"], group["n_right_sum"], group["tokens_sum"])
+            tally = Tally(group["n_graded_count"], group["n_graded_sum"], group["n_right_sum"], group["tokens_sum"])
             tallies.setdefault((group["benchmark"], group["mode"]), {})[group["problem_id"]] = tally
     for (benchmark, mode), problems in tallies.items():
         if not any(tally.graded for tally in problems.values()):
@@ -413,7 +415,7 @@ def _tally(name: str, table: pa.Table) -> _Tallies:
     return tallies
 
 
-def _differences(before: Mapping[str, _Tally], after: Mapping[str, _Tally]) -> list[float]:
+def _differences(before: Mapping[str, Tally], after: Mapping[str, Tally]) -> list[float]:
     shared = [(before[problem], tally) for problem, tally in after.items() if problem in before]
     return [second.mean - first.mean for first, second in shared if first.graded and second.graded]
 
@@ -438,8 +440,9 @@ def _rate(table: pa.Table, modes: Sequence[str], holds: Callable[[Mapping[str, A
     return sum(found) / len(found) if found else None
 
 
-def _score_order(item: tuple[tuple[str, str], object]) -> tuple[str, int, int]:
-    benchmark, mode = item[0]
+def score_order(score: tuple[str, str]) -> tuple[str, int, int]:
+    """Where a benchmark and mode stands in a table: thinking, non-thinking, then the budgets from small to large."""
+    benchmark, mode = score
     budget = mode.removeprefix("budget_")
     return benchmark, MODES.index(mode) if mode in MODES else len(MODES), int(budget) if budget.isdigit() else 0
 
@@ -458,10 +461,10 @@ def _by_score(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, Cell]]:
 
 def _score_table(rows: Sequence[Row], benchmark: str, modes: Sequence[str]) -> Table:
     scores = _by_score(rows)
-    table = _empty_table(f"{benchmark}: pass@1 and 95 % interval{_sizes(scores, benchmark, modes)}")
+    table = empty_table(f"{benchmark}: pass@1 and 95 % interval{_sizes(scores, benchmark, modes)}")
     table.add_column("stage", no_wrap=True)
     for mode in modes:
-        table.add_column(_LABELS[mode], no_wrap=True)
+        table.add_column(MODE_LABELS[mode], no_wrap=True)
         table.add_column("change from the stage before", no_wrap=True)
     for row in rows:
         cells = [scores[benchmark, mode].get(row.node) for mode in modes]
@@ -471,7 +474,7 @@ def _score_table(rows: Sequence[Row], benchmark: str, modes: Sequence[str]) -> T
 
 def _budget_table(rows: Sequence[Row], benchmark: str, budgets: Sequence[str]) -> Table:
     scores = _by_score(rows)
-    table = _empty_table(f"{benchmark}: pass@1 by thinking budget, in tokens{_sizes(scores, benchmark, budgets)}")
+    table = empty_table(f"{benchmark}: pass@1 by thinking budget, in tokens{_sizes(scores, benchmark, budgets)}")
     table.add_column("stage", no_wrap=True)
     for budget in budgets:
         table.add_column(budget.removeprefix("budget_"), no_wrap=True)
@@ -482,7 +485,7 @@ def _budget_table(rows: Sequence[Row], benchmark: str, budgets: Sequence[str]) -
 
 def _rate_table(rows: Sequence[Row]) -> Table:
     lengths = {mode: {row.node: _mean([cell.tokens_mean for cell in row.cells if cell.mode == mode]) for row in rows} for mode in MODES}
-    table = _empty_table("rates and costs")
+    table = empty_table("rates and costs")
     table.add_column("stage", no_wrap=True)
     table.add_column("before", no_wrap=True)
     for name in ("format", "flag", "stops", "preferred", "tokens\nthink", "tokens\ndirect", "not\ngraded", "stage\ntokens", "seconds"):
@@ -504,7 +507,8 @@ def _rate_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _empty_table(title: str) -> Table:
+def empty_table(title: str) -> Table:
+    """A table for the terminal, in the one style of all of ours."""
     from rich import box
     from rich.table import Table
 
@@ -518,7 +522,7 @@ def _sizes(scores: Mapping[tuple[str, str], Mapping[str, Cell]], benchmark: str,
 
 
 def _score(cell: Cell | None) -> str:
-    return "" if cell is None else f"{cell.mean:.2f} \\[{cell.low:.2f}, {cell.high:.2f}]"
+    return "" if cell is None else score_text(cell.mean, cell.low, cell.high)
 
 
 def _change(cell: Cell | None) -> str:
@@ -527,17 +531,23 @@ def _change(cell: Cell | None) -> str:
     if cell.p_value >= SIGNIFICANCE:
         return f"[dim]{cell.difference:+.2f} not distinguishable[/dim]"
     colour = "green" if cell.difference > 0 else "red"
-    return f"[{colour}]{cell.difference:+.2f} ({_p_value(cell.p_value)})[/{colour}]"
+    return f"[{colour}]{cell.difference:+.2f} ({p_value_text(cell.p_value)})[/{colour}]"
 
 
 def _preferred(row: Row) -> str:
     if row.preference_win_rate is None or row.preference_p is None:
         return ""
-    test = _p_value(row.preference_p) if row.preference_p < SIGNIFICANCE else "not distinguishable"
+    test = p_value_text(row.preference_p) if row.preference_p < SIGNIFICANCE else "not distinguishable"
     return f"{row.preference_win_rate:.0%} {test}"
 
 
-def _p_value(value: float) -> str:
+def score_text(mean: float, low: float, high: float) -> str:
+    """A score with its interval, in rich's markup."""
+    return f"{mean:.2f} \\[{low:.2f}, {high:.2f}]"
+
+
+def p_value_text(value: float) -> str:
+    """A p-value as tables print it."""
     return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
@@ -630,7 +640,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], benchmark: str, scores: Mapping
 def _legend() -> list[Any]:
     from matplotlib.lines import Line2D
 
-    modes = [Line2D([], [], color=_COLOURS[mode], marker="o", label=_LABELS[mode]) for mode in MODES]
+    modes = [Line2D([], [], color=_COLOURS[mode], marker="o", label=MODE_LABELS[mode]) for mode in MODES]
     grey: dict[str, Any] = {"color": "#555555", "linestyle": "none", "marker": "o"}
     return [
         *modes,

@@ -1,14 +1,13 @@
 """The `posttrain` command. Light until something has to run: `plan`, `--help` and a run that finds everything
 finished import neither prefect, mlflow nor torch.
 
-Exit status: 0 fine, 1 a stage or a server failed, 2 the recipe or the command is wrong, 130 Ctrl-C.
+Exit status: 0 fine, 1 a stage or a server failed, 2 the recipe or the command is wrong, 130 Ctrl-C or cancelled.
 """
 
 from __future__ import annotations
 
-import atexit
+import errno
 import json
-import os
 import signal
 import sys
 import time
@@ -18,12 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.history import find_run, read_runs
 from flows.plan import Step, home_folder, make_plan, read_state, remember, results_of
 from flows.recipe import Recipe, load_recipe, recipe_names
-from stages.errors import ArtifactError, ConfigError, PosttrainError, ServerError
+from flows.request import Job, Request, prepare, prepare_sweep
+from stages.errors import ArtifactError, ConfigError, PosttrainError
 
 if TYPE_CHECKING:
     from flows.ablation import AblationTable
+    from flows.comparison import Comparison
     from flows.post_training import Outcome
     from flows.summary import Totals
     from flows.terminal import Screen
@@ -37,15 +39,47 @@ app = typer.Typer(
 )
 
 RecipeName = Annotated[str, typer.Argument(help=f"One of {', '.join(recipe_names())}, or the path of a .yaml file.", metavar="RECIPE")]
+RecipeOption = Annotated[str, typer.Option("--recipe", help="The recipe that says what the stage reads.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change a setting; can be given often. Example: --set reasoning_rl.learning_rate=1e-4", metavar="KEY=VALUE"),
 ]
+From = Annotated[
+    str | None, typer.Option("--from", help="Only this stage and every stage that reads it, directly or not.", metavar="STAGE")
+]
+Of = Annotated[
+    str | None,
+    typer.Option(
+        "--of",
+        help="Take settings, and the stages that are not run, from this earlier run: tiny-3, latest, or an MLflow or Prefect run id.",
+        metavar="RUN",
+    ),
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Run what was asked for even if it is finished; the earlier result is set aside, not lost.")
+]
+Drift = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-drift",
+        help="Reuse the last result of this stage although its code or settings have changed; the run is marked. Can be given often.",
+        metavar="STAGE",
+    ),
+]
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to standard output, for scripts.")]
 
 
 @app.command()
-def run(recipe: RecipeName, set_: Set = None, as_json: Json = False) -> None:
+def run(
+    recipe: RecipeName,
+    set_: Set = None,
+    from_: From = None,
+    of: Of = None,
+    force: Force = False,
+    accept_drift: Drift = None,
+    as_json: Json = False,
+) -> None:
     """Run a recipe; what is finished already is reused.
 
     Interrupted or failed, the same command continues. Servers for Prefect and MLflow are started for
@@ -55,70 +89,157 @@ def run(recipe: RecipeName, set_: Set = None, as_json: Json = False) -> None:
     """
     with _reported(as_json) as screen:
         started = time.monotonic()
-        checked = load_recipe(recipe, set_ or [])
-        steps = make_plan(checked, home_folder())
-        screen.plan(steps)
-        if all(step.action == "reuse" for step in steps):
-            _up_to_date(screen, checked, steps, as_json=as_json)
+        job = prepare(_request(recipe, set_, from_, of, force, accept_drift), home_folder())
+        screen.plan(job.steps)
+        if not job.to_run and job.is_whole:
+            _up_to_date(screen, job.whole, job.steps, as_json=as_json)
             return
-        _show(screen, _conduct(screen, recipe, set_ or [], None, started), as_json=as_json)
+        _show(screen, _conduct(screen, job, started), as_json=as_json)
 
 
 @app.command()
-def plan(recipe: RecipeName, set_: Set = None, as_json: Json = False) -> None:
+def plan(
+    recipe: RecipeName,
+    set_: Set = None,
+    from_: From = None,
+    of: Of = None,
+    force: Force = False,
+    accept_drift: Drift = None,
+    as_json: Json = False,
+) -> None:
     """Say what a run would reuse, resume and run, and why. Changes nothing.
 
     Example: posttrain plan tiny --set reasoning_rl.learning_rate=1e-4
     """
     with _reported(as_json) as screen:
-        steps = make_plan(load_recipe(recipe, set_ or []), home_folder())
+        job = prepare(_request(recipe, set_, from_, of, force, accept_drift), home_folder())
         if as_json:
-            _write([_as_json(step) for step in steps])
+            _write([_as_json(step) for step in job.steps])
         else:
-            screen.plan(steps)
+            screen.plan(job.steps)
 
 
 @app.command()
 def stage(
     name: Annotated[str, typer.Argument(help="A stage of the recipe, by the name that `posttrain plan` shows.")],
-    recipe: Annotated[str, typer.Option("--recipe", help="The recipe that says what the stage reads.")],
+    recipe: RecipeOption = "tiny",
     set_: Set = None,
+    of: Of = None,
+    downstream: Annotated[bool, typer.Option("--downstream", help="Also every stage that reads it, directly or not.")] = False,
+    force: Force = False,
+    accept_drift: Drift = None,
     as_json: Json = False,
 ) -> None:
-    """Run one stage alone, from the finished outputs of the stages before it.
+    """Run one stage and the evaluation of its model; what it reads comes from finished stages, or from an earlier run.
 
-    Example: posttrain stage reasoning_rl --recipe tiny --set reasoning_rl.steps=60
+    With --of, the result stands beside that run's as a variant, and both are compared.
+
+    Example: posttrain stage reasoning_rl --of latest --set reasoning_rl.loss=dr_grpo
     """
     with _reported(as_json) as screen:
         started = time.monotonic()
-        steps = make_plan(load_recipe(recipe, set_ or []).upto(name), home_folder())
-        missing = [step for step in steps[:-1] if step.action != "reuse"]
-        if missing:
-            wanted = {source.node: str(source) for source in steps[-1].node.inputs.values()}
-            what = ", ".join(f"{wanted.get(step.node.name, step.node.name)} ({step.why})" for step in missing)
-            raise ArtifactError(
-                f"{name} needs what has not been made with these settings: {what}. "
-                f"Make it with: posttrain stage {missing[0].node.name} --recipe {recipe}{_options(set_)}"
-            )
-        screen.plan(steps[-1:])
-        if steps[-1].action == "reuse":
-            screen.console.print(f"{name} is up to date: {steps[-1].folder}")
+        asked = _request(recipe, set_, name if downstream else None, of, force, accept_drift)
+        job = prepare(asked if downstream else asked.model_copy(update={"only": name}), home_folder())
+        screen.plan([step for step in job.steps if step.node.name in job.whole.after(name)])
+        if not job.to_run and of is None:
+            folder = next(step.folder for step in job.steps if step.node.name == name)
+            screen.console.print(f"{name} is up to date: {folder}", soft_wrap=True)
             if as_json:
-                _write({"stages": [_as_json(steps[-1])]})
+                _write({"stages": [_as_json(step) for step in job.steps if step.node.name == name]})
             return
-        _show(screen, _conduct(screen, recipe, set_ or [], name, started), as_json=as_json)
+        _show(screen, _conduct(screen, job, started), as_json=as_json)
+
+
+@app.command()
+def ablate(
+    name: Annotated[str, typer.Argument(help="The stage to vary.", metavar="STAGE")],
+    vary: Annotated[
+        list[str],
+        typer.Option("--vary", help="A setting of the stage and the values to try; can be given often.", metavar="KEY=A,B"),
+    ],
+    seeds: Annotated[int, typer.Option(help="Training runs a variant, each with a seed of its own.", min=1, max=20)] = 1,
+    recipe: RecipeOption = "tiny",
+    set_: Set = None,
+    of: Of = None,
+    compare_at: Annotated[str | None, typer.Option(help="The stage whose evaluation is compared.", metavar="STAGE")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Run variants of one stage from one upstream and compare them; every combination of values, the first is the baseline.
+
+    Example: posttrain ablate reasoning_rl --vary loss=dapo,dr_grpo --vary group_size=8,16 --seeds 3
+    """
+    with _reported(as_json) as screen:
+        started = time.monotonic()
+        asked = _request(recipe, set_, None, of, force, None)
+        sweep = prepare_sweep(asked, home_folder(), name, vary, seeds, compare_at)
+        for variant, job in zip(sweep.variants, sweep.jobs, strict=True):
+            states = ", ".join(f"{step.node.name} {step.action}" for step in job.steps if step.node.name in job.whole.after(name))
+            screen.say(f"{variant.name} seed {variant.seed}: {states}")
+        from flows.conduct import run_ablation
+
+        outcome = run_ablation(asked, name, vary, seeds=seeds, compare_at=compare_at, screen=screen)
+        _show(screen, _timed(outcome, started), as_json=as_json)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Two or more runs, or one ablation: tiny-3 tiny-5. The first is the baseline.")],
+    at: Annotated[str | None, typer.Option("--stage", help="The stage whose evaluations are compared.", metavar="STAGE")] = None,
+    side_by_side: Annotated[
+        bool, typer.Option("--samples", help="Also write samples to MLflow and print the page that shows two variants prompt by prompt.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare runs on their benchmarks: n, interval, paired test, tokens, seconds.
+
+    Without --stage: the stage that an ablation or a rerun was about, else the last one that all have evaluated.
+
+    Example: posttrain compare tiny-1 tiny-2 --stage reasoning_rl
+    """
+    with _reported(as_json) as screen:
+        from flows.comparison import compare as compare_variants
+        from flows.summary import lined_up
+
+        stage, found = lined_up(home_folder(), [find_run(home_folder(), run) for run in runs], at)
+        comparison = compare_variants(stage, found)
+        comparison.render(screen.console)
+        page = None
+        if side_by_side:
+            from flows.side_by_side import show_samples
+
+            page = show_samples(home_folder(), find_run(home_folder(), runs[0]).recipe, found, screen)
+        if as_json:
+            _write(comparison.to_json() | {"samples": page})
+
+
+@app.command()
+def runs(
+    recipe: Annotated[str | None, typer.Argument(help="Only the runs of this recipe, by its name.", metavar="RECIPE")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the runs of this project, newest last: their ids are what --of and `compare` take.
+
+    Example: posttrain runs tiny
+    """
+    with _reported(as_json) as screen:
+        found = read_runs(home_folder(), recipe)
+        if as_json:
+            _write([record.model_dump(mode="json", exclude={"text"}) for record in found])
+        else:
+            screen.runs(found)
 
 
 @app.command()
 def up() -> None:
-    """Start the pages of Prefect and MLflow over this project's runs, and keep them until Ctrl-C.
+    """Start Prefect, MLflow and what can be started from the Prefect page, and keep them until Ctrl-C.
 
-    Example: posttrain up
+    The deployments: the recipe, each stage alone, an ablation; each with a form. Example: posttrain up
     """
     with _reported(False) as screen:
         from flows.serving import up as keep_up
 
-        keep_up(home_folder(), say=screen.say)
+        keep_up(home_folder(), say=screen.say, worker=[sys.executable, "-m", "flows.deployments"])
 
 
 @app.command()
@@ -179,8 +300,9 @@ def claims(
             overrides = [*(set_ or []), f"seed={number}"]
             screen.say(f"seed {number}")
             checked = load_recipe(recipe, overrides)
-            if any(step.action != "reuse" for step in make_plan(checked, home_folder())):
-                _show(screen, _conduct(screen, recipe, overrides, None, time.monotonic()), as_json=False)
+            job = prepare(Request(recipe=recipe, overrides=tuple(overrides)), home_folder())
+            if job.to_run:
+                _show(screen, _conduct(screen, job, time.monotonic()), as_json=False)
             samples.append(samples_of(checked, results_of(make_plan(checked, home_folder()))))
         findings = [judge(claim, samples) for claim in stated]
         render(findings, screen.console)
@@ -223,45 +345,73 @@ def sync(as_json: Json = False) -> None:
             screen.console.print(f"{done.sent} sent, {done.left} left")
 
 
+@app.command()
+def gc(
+    keep: Annotated[int, typer.Option(help="Runs of each recipe whose checkpoints stay, the newest ones.", min=1)] = 3,
+    unfinished_days: Annotated[float, typer.Option(help="Age at which a stage that never finished is given up.", min=0)] = 7.0,
+    really: Annotated[bool, typer.Option("--really", help="Free it; without this, only say what would be freed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Free the checkpoints that nothing needs: neither the newest runs, nor a registry alias, nor a running stage, nor a reuse.
+
+    Results, metrics, samples and tables stay; a stage whose checkpoint was freed runs again when it is needed.
+
+    Example: posttrain gc --keep 2 --really
+    """
+    with _reported(as_json) as screen:
+        from flows.garbage import free, survey
+        from flows.serving import servers
+        from flows.summary import needed
+
+        home = home_folder()
+        with servers(home, say=screen.say) as running:
+            from flows.tracking import Tracker
+
+            tracker = Tracker(running.mlflow_url, "", home)
+            items = survey(home, needed=needed(home, keep), aliased=tracker.aliased(), unfinished_days=unfinished_days, now=time.time())
+            freed = 0
+            for item in (item for item in items if really and item.why_kept is None):
+                if bytes_ := free([item]):
+                    tracker.forget(item.digests)  # the same files by hard links
+                    freed += bytes_
+        screen.garbage(items, freed if really else None)
+        if as_json:
+            _write({"freed_bytes": freed, "items": [item._asdict() | {"folder": str(item.folder)} for item in items]})
+
+
 # ---- running --------------------------------------------------------------------------------
 
 
-def _conduct(screen: Screen, recipe: str, overrides: list[str], only: str | None, started: float) -> Outcome:
-    """Start the fork server and the servers side by side, then the flow."""
-    from flows.launch import warm_up
-    from flows.serving import servers
-    from flows.terminal import showing
+def _request(
+    recipe: str, set_: list[str] | None, from_: str | None, of: str | None, force: bool, accept_drift: list[str] | None
+) -> Request:
+    return Request(
+        recipe=recipe, overrides=tuple(set_ or ()), start_from=from_, of_run=of, force=force, accept_drift=tuple(accept_drift or ())
+    )
 
-    name = load_recipe(recipe, overrides).name  # the file may be edited while the flow runs
-    warm_up()
-    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # the run page has the logs, the terminal our lines
-    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "3")  # the waits double: 5 would mean a minute for every call to a dead server
-    with servers(home_folder(), say=screen.say) as running, showing(screen):
-        from flows.post_training import post_training, send_the_rest
 
-        try:
-            outcome = post_training(recipe=recipe, overrides=overrides, stage=only)
-        except Exception as error:
-            if not isinstance(error, PosttrainError) and (trouble := running.check("prefect")):
-                atexit.register(_leave)
-                raise ServerError(trouble) from error
-            raise
-        finally:
-            if not running.check("prefect"):
-                send_the_rest()
-    spent = outcome.totals._replace(wall_seconds=round(time.monotonic() - started, 1))
-    if only is None and (last := read_state(home_folder(), name).get("last")):
-        remember(home_folder(), name, last={**last, "totals": spent._asdict()})
-    return outcome._replace(totals=spent)
+def _conduct(screen: Screen, job: Job, started: float) -> Outcome:
+    """Run a job; its time counts from when the command began."""
+    from flows.conduct import run as conduct
+
+    outcome = _timed(conduct(job.request, screen), started)
+    if job.is_whole and (last := read_state(home_folder(), job.whole.name).get("last")):
+        remember(home_folder(), job.whole.name, last={**last, "totals": outcome.totals._asdict()})
+    return outcome
+
+
+def _timed(outcome: Outcome, started: float) -> Outcome:
+    return outcome._replace(totals=outcome.totals._replace(wall_seconds=round(time.monotonic() - started, 1)))
 
 
 def _show(screen: Screen, outcome: Outcome, *, as_json: bool) -> None:
     screen.table(outcome.table)
+    screen.comparison(outcome.comparison)
     screen.totals(outcome.totals)
     screen.links(outcome.links)
-    screen.console.print("`posttrain up` opens these pages again, at the same addresses.")
+    screen.console.print(f"This is run {outcome.run}. `posttrain up` opens these pages again, at the same addresses.")
     if as_json:
-        _write(_outcome_json(outcome.table, outcome.totals, outcome.links))
+        _write(_outcome_json(outcome.run, outcome.table, outcome.comparison, outcome.totals, outcome.links))
 
 
 def _up_to_date(screen: Screen, recipe: Recipe, steps: tuple[Step, ...], *, as_json: bool) -> None:
@@ -284,11 +434,17 @@ def _up_to_date(screen: Screen, recipe: Recipe, steps: tuple[Step, ...], *, as_j
     if links:
         screen.console.print("`posttrain up` opens these pages again, at the same addresses.")
     if as_json:
-        _write(_outcome_json(found, Totals(0.0, 0.0, 0.0, 0), links))
+        _write(_outcome_json(None, found, None, Totals(0.0, 0.0, 0.0, 0), links))
 
 
-def _outcome_json(found: AblationTable | None, spent: Totals, links: Any) -> dict[str, Any]:
-    return {"table": found.to_json() if found else [], "totals": spent._asdict(), "links": dict(links)}
+def _outcome_json(run: str | None, found: AblationTable | None, comparison: Comparison | None, spent: Totals, links: Any) -> dict[str, Any]:
+    return {
+        "run": run,
+        "table": found.to_json() if found else [],
+        "comparison": comparison.to_json() if comparison else None,
+        "totals": spent._asdict(),
+        "links": dict(links),
+    }
 
 
 def _as_json(step: Step) -> dict[str, Any]:
@@ -319,16 +475,17 @@ def _reported(as_json: bool) -> Iterator[Screen]:
     except PosttrainError as error:
         screen.error(str(error))
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        screen.error(
+            f"{home_folder()}: {error.strerror} ({error.filename or 'while writing'}); free some space, or choose another "
+            "home with POSTTRAIN_HOME. Finished stages are kept; the same command continues from here"
+        )
+        sys.exit(1)
     except KeyboardInterrupt:
         screen.error("Interrupted. Finished stages are kept; the same command continues from here.")
         sys.exit(130)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _leave() -> None:
-    """Skip what Prefect does at exit: it would try for minutes to reach a server that is gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(ServerError.exit_code)

@@ -1,9 +1,10 @@
 """What will run, and why: keys, fingerprints, reuse, resume.
 
 A node's key holds everything that decides its result: code, settings, digests of what it reads, seed.
-Its fingerprint is the key's SHA-256 and names its folder. A folder with a result is reused; one
-without is resumed when a trainer left a checkpoint there. The key of a node's last finished run is
-kept per recipe, so that a plan can name the part that changed. Planning writes nothing to an empty place.
+Its fingerprint is the key's SHA-256 and names its folder. A folder with a result is reused when its
+outputs are still what their digests say; one without is resumed when a trainer left a checkpoint there.
+The key of a node's last finished run is kept per recipe, so that a plan can name the part that changed.
+Planning writes nothing to an empty place.
 """
 
 from __future__ import annotations
@@ -13,26 +14,15 @@ import functools
 import hashlib
 import json
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import stages
+from flows.models import fault_of, find_model, models_used
 from flows.recipe import Node, Recipe, Source
-from stages.artifacts import (
-    CheckpointRef,
-    DatasetRef,
-    Ref,
-    StageResult,
-    digest_of_file,
-    digest_of_folder,
-    is_there,
-    last_checkpoint,
-    read_result,
-    write_json,
-)
+from stages.artifacts import CheckpointRef, DatasetRef, Ref, StageResult, digest_of_file, last_checkpoint, read_result, write_json
 from stages.errors import ArtifactError, ConfigError, StageError
 
 Action = Literal["reuse", "resume", "run"]
@@ -41,8 +31,6 @@ Outputs = Mapping[str, CheckpointRef | DatasetRef]
 _STAGES = Path(stages.__file__).parent
 _ROOT = _STAGES.parent
 _NOT_CODE = frozenset({"config", "errors", "records"})
-_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.\-/]+))?")
-_HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +44,27 @@ class Step:
     key: dict[str, Any] | None = None
     folder: Path | None = None
     result: StageResult | None = None
+    replaces: bool = False
+    """The folder holds a finished result, which is set aside before this node runs."""
+    drift: str | None = None
+    """What had changed when a result was reused in spite of it."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked of a plan beyond settings."""
+
+    given: Mapping[str, StageResult]
+    """Results of an earlier run, taken as they are, by node."""
+    again: Set[str] = frozenset()
+    """Nodes that run even if they are finished."""
+    accept_drift: Set[str] = frozenset()
+    """Nodes whose last result is reused although their key has changed."""
+    of_run: str | None = None
+    """The run that `given` comes from."""
+
+
+NOTHING_ASKED = Wish({})
 
 
 def home_folder() -> Path:
@@ -68,12 +77,12 @@ def stage_folder(home: Path, stage: str, fingerprint: str) -> Path:
     return home / "stages" / stage / fingerprint[:16]
 
 
-def make_plan(recipe: Recipe, home: Path) -> tuple[Step, ...]:
+def make_plan(recipe: Recipe, home: Path, wish: Wish = NOTHING_ASKED) -> tuple[Step, ...]:
     """Decide on every node, in running order. Downloads nothing; creates nothing in an empty folder."""
     known = read_state(home, recipe.name).get("nodes", {})
     handles: dict[str, Outputs] = {}
     missing: list[str] = []
-    for name in _models_used(recipe):
+    for name in models_used(recipe):
         model = find_model(name, recipe.models[name], home, download=False)
         if model is None:
             missing.append(name)
@@ -82,13 +91,14 @@ def make_plan(recipe: Recipe, home: Path) -> tuple[Step, ...]:
     steps: list[Step] = []
     for node in recipe.nodes:
         waits = [source.node for source in node.inputs.values() if source.node not in handles]
-        if waits:
+        if waits and node.name not in wish.given:
             key = make_key(node, {name: take(handles, source) for name, source in node.inputs.items() if source.node in handles})
             why = [f"{name} is not downloaded yet" if name in missing else f"waits for {name}, which runs" for name in dict.fromkeys(waits)]
             own = _changes(node, known[node.name]["key"], key) if node.name in known else []
             steps.append(Step(node, "run", "; ".join([*own, *why])))
             continue
-        step = decide(node, {name: take(handles, source) for name, source in node.inputs.items()}, home, known.get(node.name))
+        inputs = {} if node.name in wish.given else {name: take(handles, source) for name, source in node.inputs.items()}
+        step = decide(node, inputs, home, known.get(node.name), wish)
         if step.result is not None:
             handles[node.name] = step.result.outputs
         steps.append(step)
@@ -100,24 +110,48 @@ def results_of(steps: Iterable[Step]) -> dict[str, StageResult]:
     return {step.node.name: step.result for step in steps if step.result is not None}
 
 
-def decide(node: Node, inputs: Outputs, home: Path, last: Mapping[str, Any] | None) -> Step:
+def decide(node: Node, inputs: Outputs, home: Path, last: Mapping[str, Any] | None, wish: Wish = NOTHING_ASKED) -> Step:
     """Decide on one node whose inputs are all there. `last` is what `remember` kept of its last finished run."""
+    if (given := wish.given.get(node.name)) is not None:
+        folder = stage_folder(home, given.stage, given.fingerprint)
+        return Step(node, "reuse", f"taken from {wish.of_run}", given.fingerprint, given.key, folder, given)
     key = make_key(node, inputs)
     fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     folder = stage_folder(home, node.stage, fingerprint)
     result = read_result(folder)
     if result is not None:
-        gone = [output.path for output in result.outputs.values() if not is_there(output.path)]
-        if not gone:
-            return Step(node, "reuse", "finished", fingerprint, key, folder, result)
-        return Step(node, "run", f"its output {gone[0]} is gone", fingerprint, key, folder)
+        if node.name in wish.again:
+            return Step(node, "run", "asked for again", fingerprint, key, folder, replaces=True)
+        if (fault := _fault(result, home)) is not None:
+            return Step(node, "run", f"its output {fault}", fingerprint, key, folder, replaces=True)
+        return Step(node, "reuse", "finished", fingerprint, key, folder, result)
+    changes = _changes(node, last["key"], key) if last is not None else []
+    if node.name in wish.accept_drift:
+        return _drifted(node, changes, home, last)
     if (checkpoint := last_checkpoint(folder)) is not None:
         return Step(node, "resume", f"stopped after {checkpoint.name}", fingerprint, key, folder)
     if last is None:
         why = "started, never finished" if folder.exists() else "never ran"
     else:
-        why = "; ".join(_changes(node, last["key"], key)) or f"its folder {folder} is gone"
+        why = "; ".join(changes) or f"its folder {folder} is gone"
     return Step(node, "run", why, fingerprint, key, folder)
+
+
+def _drifted(node: Node, changes: list[str], home: Path, last: Mapping[str, Any] | None) -> Step:
+    """The node's last result, reused in spite of what has changed since. Raises ArtifactError when there is none."""
+    stage, fingerprint = (last["key"]["stage"], str(last["fingerprint"])) if last is not None else (node.stage, "")
+    folder = stage_folder(home, stage, fingerprint)
+    result = read_result(folder) if fingerprint else None
+    fault = "it never finished" if result is None else _fault(result, home)
+    if result is None or fault is not None:
+        raise ArtifactError(f"--accept-drift {node.name}: there is no result to reuse ({fault}); leave the option out, and it runs")
+    why = "; ".join(changes) or "its key changed"
+    return Step(node, "reuse", f"drift accepted: {why}", fingerprint, result.key, folder, result, drift=why)
+
+
+def _fault(result: StageResult, home: Path) -> str | None:
+    """What is wrong with the outputs of a finished stage, None when they are what their digests say."""
+    return next((fault for ref in result.outputs.values() if (fault := fault_of(ref, home)) is not None), None)
 
 
 def take(handles: Mapping[str, Outputs], source: Source) -> CheckpointRef | DatasetRef:
@@ -253,7 +287,7 @@ def _changes(node: Node, old: Mapping[str, Any], new: Mapping[str, Any]) -> list
             changes.append(f"output of {source.node} changed" if source.output else f"model {source.node} changed")
     changes += [f"no longer reads a {name}" for name in old["inputs"] if name not in node.inputs]
     if old["seed"] != new["seed"]:
-        changes.append("seed of the recipe changed")
+        changes.append(f"seed of {node.name} changed")
     return list(dict.fromkeys(changes))
 
 
@@ -300,69 +334,3 @@ def remember(home: Path, recipe: str, *steps: Step, last: Mapping[str, Any] | No
     path = _state_file(home, recipe)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, state)
-
-
-# ---- models that are given ------------------------------------------------------------------
-
-
-def _models_used(recipe: Recipe) -> list[str]:
-    return list(dict.fromkeys(source.node for node in recipe.nodes for source in node.inputs.values() if source.output is None))
-
-
-def find_model(name: str, value: str, home: Path, *, download: bool) -> CheckpointRef | None:
-    """The checkpoint of a `models` entry: a folder here or beside the package, or a hub name.
-
-    Without `download`, None for a hub model that is not in the local cache. Raises ConfigError when
-    there is no such folder and no such model, or the hub cannot be reached.
-    """
-    folder = next((path for path in (Path(value).expanduser(), _ROOT / value) if path.is_dir()), None)
-    if folder is None:
-        hub = _HUB_NAME.fullmatch(value)
-        first = Path(value).parts[0] if value else ""
-        if hub is None or value.startswith((".", "/", "~")) or Path(first).is_dir() or (_ROOT / first).is_dir():
-            raise ConfigError(
-                f"models.{name} = {value!r}: there is no such folder (seen from {Path.cwd()}); "
-                "give a folder that exists, or a hub name such as org/name@revision"
-            )
-        folder = _from_hub(name, hub["name"], hub["revision"], download=download)
-        if folder is None:
-            return None
-    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"models.{name} = {value!r}: {folder} must hold config.json and *.safetensors; export the model there")
-    folder = folder.resolve()
-    return CheckpointRef(name=name, digest=_digest(folder, home), path=folder, producer="given")
-
-
-def _from_hub(name: str, model: str, revision: str | None, *, download: bool) -> Path | None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    where = f"models.{name} = {model}{f'@{revision}' if revision else ''}"
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_FILES, local_files_only=not download))
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        if not download:
-            return None
-        raise ConfigError(
-            f"{where}: is not in the local cache and the hub cannot be reached; go online once, or give a local folder"
-        ) from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"{where}: cannot be downloaded ({reason}); check name and revision, or give a local folder") from error
-
-
-def _digest(folder: Path, home: Path) -> str:
-    """The folder's digest, looked up by its files' names, sizes and times, so that planning does not read gigabytes."""
-    listing = [(file.relative_to(folder).as_posix(), file.stat()) for file in sorted(folder.rglob("*")) if file.is_file()]
-    signature = hashlib.sha256(repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in listing]).encode()).hexdigest()
-    cache = home / "digests.json"
-    try:
-        known: dict[str, list[str]] = json.loads(cache.read_text())
-    except (OSError, ValueError):
-        known = {}
-    if known.get(str(folder), [""])[0] == signature:
-        return known[str(folder)][1]
-    digest = digest_of_folder(folder)
-    if home.is_dir():
-        write_json(cache, {**known, str(folder): [signature, digest]})
-    return digest

@@ -8,42 +8,72 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+from uuid import UUID
 
-from prefect import flow
+from prefect import State, flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.orchestration import get_client
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.runtime import flow_run
+from prefect.states import Cancelled
 from prefect.utilities.urls import url_for
+from pydantic import Field
 
 from flows.ablation import AblationTable, Row, draw
+from flows.comparison import Comparison, Measured, compare
+from flows.history import keep, open_run
 from flows.launch import warm_up
-from flows.plan import Outputs, Step, find_model, home_folder, make_plan, remember
-from flows.recipe import Recipe, load_recipe
-from flows.stage import RecipeRun, run_stage
-from flows.summary import Totals, table_of, totals
+from flows.models import find_model, models_used
+from flows.plan import Outputs, Step, home_folder, remember
+from flows.recipe import Recipe
+from flows.reconcile import own
+from flows.request import Job, Request, prepare
+from flows.stage import RecipeRun, RunCancelled, run_stage
+from flows.summary import Totals, measured, table_of, totals
 from flows.terminal import screen
 from flows.tracking import Tracker
-from stages.artifacts import write_json
+from stages.artifacts import CheckpointRef, write_json
+
+RecipeName = Annotated[
+    str, Field(pattern=r"^([a-z][a-z0-9_]*|.+\.ya?ml)$", description="A recipe that comes with posttrain, or a .yaml file.")
+]
+Overrides = Annotated[
+    list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+=.+$")]], Field(description="Settings to change, each `stage.key=value`.")
+]
+StageName = Annotated[str, Field(pattern=r"^([a-z][a-z0-9_]*)?$")]
+RunName = Annotated[str, Field(description="Earlier run to start from: `tiny-3`, `latest`, or an MLflow or Prefect run id; empty: none.")]
+StageNames = Annotated[list[StageName], Field(description="Stages whose last result is reused although their key has changed.")]
 
 
 class Outcome(NamedTuple):
-    """What a recipe run leaves: its table (None without evaluations), what it cost, and the pages that show it."""
+    """What a run leaves: its short id, its tables (None without evaluations), what it cost, and the pages that show it."""
 
+    run: str
     table: AblationTable | None
+    comparison: Comparison | None
     totals: Totals
     links: Mapping[str, str]
 
 
 def _run_name() -> str:
     given = flow_run.parameters
-    return ":".join(filter(None, [given["recipe"], given.get("stage"), ",".join(given.get("overrides") or []) or "default"]))
+    return ": ".join(filter(None, [given["recipe"], given.get("only"), ", ".join(given.get("overrides") or []) or "default"]))
 
 
 @flow(name="post-training", flow_run_name=_run_name, persist_result=False)
-def post_training(recipe: str = "tiny", overrides: list[str] | None = None, stage: str | None = None) -> Outcome:
+def post_training(
+    recipe: RecipeName = "tiny",
+    overrides: Overrides = [],  # noqa: B006 - the default that the form shows
+    only: StageName = "",
+    start_from: StageName = "",
+    of_run: RunName = "",
+    force: bool = False,
+    accept_drift: StageNames = [],  # noqa: B006
+    dry_run: bool = False,
+) -> Outcome | State | None:
     """Run a recipe from its first stage to its ablation table; what is finished already is reused.
 
     1. Plan: what will be reused, resumed and run, and why.
@@ -51,66 +81,175 @@ def post_training(recipe: str = "tiny", overrides: list[str] | None = None, stag
     3. The ablation table: every model that was made, scored on every benchmark.
 
     Args:
-        recipe: Name of a recipe that comes with posttrain, or path of your own YAML file.
+        recipe: A recipe that comes with posttrain, or the path of your own .yaml file.
         overrides: Settings to change, each `stage.key=value`, for instance `reasoning_rl.learning_rate=1e-4`.
-        stage: Only this stage and what it needs; the whole recipe when left out.
+        only: Only this stage and the evaluation of its model; the whole recipe when left empty.
+        start_from: This stage and every stage that reads it, directly or not.
+        of_run: Take settings, and the stages that are not run, from this earlier run: `tiny-3`, `latest`, or an MLflow or Prefect run id.
+        force: Run what was asked for even if it is finished; the earlier result is set aside, not lost.
+        accept_drift: Stages whose last result is reused although their code or settings have changed; the run is marked.
+        dry_run: Only plan: what would be reused, resumed and run, and why.
     """
-    start = time.monotonic()
-    run, handles, plan = _open(load_recipe(recipe, overrides or []), stage)
-    create_table_artifact(key="plan", table=plan, description="What will run, and why")
-    with run.closing():
-        for node in run.nodes:
-            handles[node.name] = run_stage(run, node, handles)
-        return _close(run, start)
+    asked = Request(
+        recipe=recipe,
+        overrides=tuple(overrides),
+        only=only or None,
+        start_from=start_from or None,
+        of_run=of_run or None,
+        force=force,
+        accept_drift=tuple(accept_drift),
+    )
+    return conduct(asked, dry_run=dry_run)
 
 
-def _open(recipe: Recipe, stage: str | None) -> tuple[RecipeRun, dict[str, Outputs], list[dict[str, str]]]:
-    """Plan the recipe, fetch the models that it starts from, and open its tracking run."""
-    home = home_folder()
-    wanted = recipe.upto(stage) if stage else recipe
-    steps = make_plan(wanted, home)
-    if any(step.action != "reuse" for step in steps):
+def conduct(asked: Request, *, dry_run: bool = False) -> Outcome | State | None:
+    """Plan and run a request within a flow run. None after a dry run, a Cancelled state when the user ended it."""
+    start, home = time.monotonic(), home_folder()
+    own(flow_run.id)
+    job = prepare(asked, home)
+    show_plan(job.steps)
+    if dry_run:
+        return None
+    warm_up_for([job])
+    run = open_job(job, job.whole.variant, kind="recipe" if job.is_whole else "rerun", stage=job.stage)
+    handles = given_models(job.recipe)
+    try:
+        with run.closing():
+            for node in job.recipe.nodes:
+                handles[node.name] = run_stage(run, node, handles)
+            return _close(run, start)
+    except (RunCancelled, KeyboardInterrupt) as error:
+        return Cancelled(message=str(error) or "Ctrl-C")
+
+
+def warm_up_for(jobs: Sequence[Job]) -> None:
+    """Start the process that stages are forked from, when one of the jobs has a stage to run."""
+    if any(job.to_run for job in jobs):
         warm_up()
+
+
+def given_models(recipe: Recipe) -> dict[str, Outputs]:
+    """Handles of the models that the recipe starts from, fetched when they are not here yet."""
+    home = home_folder()
     home.mkdir(parents=True, exist_ok=True)
-    needed = {source.node for node in wanted.nodes for source in node.inputs.values() if source.output is None}
     handles: dict[str, Outputs] = {}
-    for name in needed:
+    for name in models_used(recipe):
         model = find_model(name, recipe.models[name], home, download=True)
         assert model is not None
         handles[name] = {"model": model}
-    tracker = Tracker(os.environ["MLFLOW_TRACKING_URI"], recipe.name, home)
+    return handles
+
+
+def open_job(job: Job, variant: str, **about: Any) -> RecipeRun:
+    """Open the record and the tracking run of a job, and name the flow run after it. `about` goes into the record."""
+    home, whole = home_folder(), job.whole
+    prefect_run, address = str(flow_run.id), url_for("flow-run", flow_run.id)
+    tracker = Tracker(os.environ["MLFLOW_TRACKING_URI"], whole.name, home)
     tracker.reap()
+    of_run = job.of.id if job.of else None
+    content = {
+        "overrides": dict(whole.overrides),
+        "variant": whole.variant,
+        "text": whole.text,
+        "of_run": of_run,
+        "prefect_run": prefect_run,
+    }
+    record = open_run(home, whole.name, **content, **about)
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(UUID(prefect_run), name=": ".join(filter(None, [record.id, record.stage, variant])))
     tracking_run = tracker.start_recipe(
-        variant=f"{recipe.variant} (only {stage})" if stage else recipe.variant,
-        overrides=dict(recipe.overrides),
-        recipe_yaml=recipe.text,
-        config_hash=recipe.config_hash,
-        prefect_url=url_for("flow-run", flow_run.id),
+        run=record.id,
+        kind=record.kind,
+        of_run=of_run,
+        drift={step.node.name: step.drift for step in job.steps if step.drift},
+        variant=f"{record.stage}: {variant}" if record.stage else variant,
+        overrides=dict(whole.overrides),
+        recipe_yaml=whole.text,
+        config_hash=whole.config_hash,
+        prefect_url=address,
     )
-    return RecipeRun(recipe, wanted.nodes, home, tracker, tracking_run, screen(), stage), handles, [_row(step) for step in steps]
+    record = keep(home, record, mlflow_run=tracking_run)
+    return RecipeRun(job, home, tracker, tracking_run, screen(), record, UUID(prefect_run))
+
+
+def open_part(whole: RecipeRun, job: Job, label: str) -> RecipeRun:
+    """Open the record of one variant of an ablation; its stages belong to the ablation's tracking run."""
+    content = {"overrides": dict(job.whole.overrides), "variant": label, "text": job.whole.text, "of_run": whole.record.of_run}
+    record = open_run(whole.home, job.whole.name, kind="rerun", stage=whole.record.stage, part_of=whole.record.id, **content)
+    return RecipeRun(job, whole.home, whole.tracker, whole.tracking_run, whole.screen, record, whole.flow_run, label)
+
+
+def show_plan(steps: Sequence[Step]) -> None:
+    """The plan as a table on the flow run's page."""
+    rows = [{"stage": step.node.name, "plan": step.action, "why": step.why} for step in steps]
+    create_table_artifact(key="plan", table=rows, description="What will run, and why")
 
 
 def _close(run: RecipeRun, start: float) -> Outcome:
-    """Draw up the table, hand it to Prefect and MLflow, and remember where it can be seen."""
-    name, table = run.recipe.name, None if run.only else table_of(run.recipe, run.results)
+    """Draw up the tables, hand them to Prefect and MLflow, and remember where they can be seen."""
+    name, job = run.job.whole.name, run.job
+    table = None if job.request.only else table_of(job.whole, run.results)
     links = {"Prefect run": url_for("flow-run", flow_run.id) or ""}
     figure = table_json = None
     if table is not None:
         figure, table_json = (run.home / "recipes" / f"{name}.{kind}" for kind in ("ablation.png", "ablation.json"))
+        figure.parent.mkdir(parents=True, exist_ok=True)
         draw(table, figure)
         write_json(table_json, table.to_json())
         scores = [_scores(row) for row in table.rows]
         create_table_artifact(key="ablation", table=scores, description="Score of every model on every benchmark")
         links["figure"] = str(figure)
+    beside = _beside(run)
+    if beside is not None:
+        show_comparison(run, beside)
+    if job.is_whole:
+        made = {alias: run.results[node].outputs["model"] for alias, node in job.whole.release.items()}
+        run.tracker.release(run.tracking_run, {alias: ref for alias, ref in made.items() if isinstance(ref, CheckpointRef)})
     run.tracker.finish_recipe(run.tracking_run, table=table, figure=figure, table_json=table_json, status="FINISHED")
-    links |= {f"MLflow: {label}": address for label, address in run.tracker.links(run.tracking_run).items()}
-    create_markdown_artifact("\n".join(f"- [{label}]({address})" for label, address in links.items()), key="links")
+    links |= closing_links(run, first=job.stage)
     spent = totals({name: run.results[name] for name in run.ran}, time.monotonic() - start)
-    if not run.only:
-        last = {"variant": run.recipe.variant, "links": list(links.items()), "totals": spent._asdict()}
+    finish_record(run, links)
+    if job.is_whole:
+        last = {"variant": job.whole.variant, "links": list(links.items()), "totals": spent._asdict()}
         fingerprints = {node: result.fingerprint for node, result in run.results.items()}
         remember(run.home, name, last={**last, "fingerprints": fingerprints, "table": table.to_json() if table else []})
-    return Outcome(table, spent, links)
+    return Outcome(run.record.id, table, beside, spent, links)
+
+
+def closing_links(run: RecipeRun, *, first: str | None) -> dict[str, str]:
+    """The MLflow pages of a run: on the flow run's page all of them; returned without the variants of stages, but of the one asked for."""
+    pages = run.tracker.links(run.tracking_run)
+    own = f"variants of {first}"
+    pages = dict(sorted(pages.items(), key=lambda item: item[0] not in ("comparison", own)))
+    create_markdown_artifact("\n".join(f"- [{label}]({address})" for label, address in pages.items()), key="links")
+    shown = {label: address for label, address in pages.items() if label == own or not label.startswith("variants of")}
+    return {f"MLflow: {label}": address for label, address in shown.items()}
+
+
+def finish_record(run: RecipeRun, links: Mapping[str, str], **changes: Any) -> None:
+    """Close the record of a run that ended well."""
+    run.record = keep(run.home, run.record, status="finished", finished=round(time.time(), 1), links=dict(links), **changes)
+
+
+def _beside(run: RecipeRun) -> Comparison | None:
+    """The stage that was run again beside the run that it was taken from; None when there is nothing to compare."""
+    stage, of = run.job.stage, run.job.of
+    if stage is None or of is None:
+        return None
+    found: list[Measured] = []
+    for record in (of, run.record):
+        found += measured(run.home, record, stage, variant=f"{record.id} {record.variant}")
+    same = len({item.samples for item in found}) < len(found)
+    return None if same or len(found) < 2 else compare(stage, found)
+
+
+def show_comparison(run: RecipeRun, comparison: Comparison) -> None:
+    """The comparison on the flow run's page and in MLflow."""
+    columns = ("variant", "benchmark", "mode", "mean", "low", "high", "difference", "p_adjusted", "verdict", "tokens", "seconds")
+    rows = [{name: getattr(row, name) for name in columns} for row in comparison.rows]
+    create_table_artifact(key="comparison", table=rows, description=f"Variants of {comparison.stage}; baseline: {comparison.baseline}")
+    title = f"Variants of {comparison.stage}, compared with {comparison.baseline}"
+    run.tracker.log_comparison(run.tracking_run, comparison.to_json()["rows"], title)
 
 
 def _scores(row: Row) -> dict[str, str]:
@@ -123,7 +262,3 @@ def send_the_rest(timeout_s: float = 10.0) -> None:
     """Send the logs and events that Prefect's threads still hold; once the server is stopped, they would wait for it for a minute."""
     APILogWorker.drain_all(timeout=timeout_s)
     EventsWorker.drain_all(timeout=timeout_s)
-
-
-def _row(step: Step) -> dict[str, str]:
-    return {"stage": step.node.name, "plan": step.action, "why": step.why}

@@ -25,7 +25,7 @@ from stages.errors import ConfigError
 from stages.problems import seed_of
 
 RECIPES = Path(__file__).parent / "recipes"
-_KEYS = ("name", "description", "seed", "models", "evaluation", "stages", "claims")
+_KEYS = ("name", "description", "seed", "models", "evaluation", "stages", "claims", "release")
 _SORTS = {str: "text", int: "whole number", dict: "mapping", list: "list"}
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -64,6 +64,8 @@ class Recipe:
     nodes: tuple[Node, ...]
     overrides: Mapping[str, str]
     claims: tuple[Claim, ...]
+    release: Mapping[str, str]
+    """Alias in the model registry, to the node whose `model` gets it when the whole recipe has run."""
     text: str
     """The recipe as resolved: YAML with the overrides in place."""
 
@@ -97,6 +99,19 @@ class Recipe:
                 wanted |= {source.node for source in node.inputs.values()}
         return replace(self, nodes=tuple(node for node in self.nodes if node.name in wanted))
 
+    def after(self, name: str) -> tuple[str, ...]:
+        """A node and all that read it, directly or not, in running order. Raises ConfigError with the nearest name."""
+        found = {self.node(name).name}
+        for node in self.nodes:
+            if found & {source.node for source in node.inputs.values()}:
+                found.add(node.name)
+        return tuple(node.name for node in self.nodes if node.name in found)
+
+    def evaluation_of(self, name: str) -> str | None:
+        """The evaluation of a node's model; None when it is not scored."""
+        scores = (node.name for node in self.nodes if node.stage == "evaluation" and node.inputs["model"].node == name)
+        return next(scores, None)
+
     def stage_before(self, name: str) -> str | None:
         """The node or `models` entry that a node's `model` input comes from; None for a base model."""
         source = next((node.inputs.get("model") for node in self.nodes if node.name == name), None)
@@ -111,10 +126,18 @@ def recipe_names() -> list[str]:
 def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
     """Load a recipe by name or path and apply `key=value` overrides. Raises ConfigError."""
     path = _find(recipe)
-    raw = _read(path)
-    _check_keys(raw, path)
-    settings = dict(_apply(raw, override) for override in overrides)
-    _check_keys(raw, path)
+    return _checked(_read(path), path.name, {}, overrides)
+
+
+def load_again(text: str, earlier: Mapping[str, str], overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from the `text` of a `Recipe`, whose overrides were `earlier`, with more overrides. Raises ConfigError."""
+    return _checked(_parse(text), "the recipe of that run", earlier, overrides)
+
+
+def _checked(raw: dict[str, Any], where: str, earlier: Mapping[str, str], overrides: Sequence[str]) -> Recipe:
+    _check_keys(raw, where)
+    settings = {**earlier, **dict(_apply(raw, override) for override in overrides)}
+    _check_keys(raw, where)
     faults: list[str] = []
     models: dict[str, str] = raw.get("models") or {}
     nodes: list[Node] = []
@@ -123,11 +146,12 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> Recipe:
     if raw.get("evaluation") is not None:
         nodes = _with_evaluations(nodes, dict(raw["evaluation"]), raw["seed"], models, faults)
     scored = [node.inputs["model"].node for node in nodes if node.stage == "evaluation"]
-    given = [_claim(index, content, scored, faults) for index, content in enumerate(raw.get("claims") or [])]
+    claims = tuple(filter(None, (_claim(index, content, scored, faults) for index, content in enumerate(raw.get("claims") or []))))
+    release = _release(raw.get("release"), nodes, faults)
     if faults:
-        raise ConfigError("\n".join(f"{path.name}: {fault}" for fault in dict.fromkeys(faults)))
+        raise ConfigError("\n".join(f"{where}: {fault}" for fault in dict.fromkeys(faults)))
     text = yaml.safe_dump(raw, sort_keys=False, allow_unicode=True)
-    return Recipe(raw["name"], raw.get("description") or "", raw["seed"], models, tuple(nodes), settings, tuple(filter(None, given)), text)
+    return Recipe(raw["name"], raw.get("description") or "", raw["seed"], models, tuple(nodes), settings, claims, release, text)
 
 
 # ---- reading --------------------------------------------------------------------------------
@@ -179,24 +203,33 @@ def _read(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _check_keys(raw: dict[str, Any], path: Path) -> None:
+def _check_keys(raw: dict[str, Any], where: str) -> None:
     for key in raw:
         if key not in _KEYS:
-            raise ConfigError(f"{path.name}: {key}: a recipe has no such key; {_nearest(str(key), _KEYS)}")
+            raise ConfigError(f"{where}: {key}: a recipe has no such key; {_nearest(str(key), _KEYS)}")
     raw.setdefault("seed", 0)
-    kinds = {"name": str, "description": str, "seed": int, "models": dict, "evaluation": dict, "stages": dict, "claims": list}
+    kinds = {
+        "name": str,
+        "description": str,
+        "seed": int,
+        "models": dict,
+        "evaluation": dict,
+        "stages": dict,
+        "claims": list,
+        "release": dict,
+    }
     for key, kind in kinds.items():
         value = raw.get(key)
         if (value is not None or key in ("name", "seed", "stages")) and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise ConfigError(f"{path.name}: {key} = {value!r}: must be a {_SORTS[kind]}")
+            raise ConfigError(f"{where}: {key} = {value!r}: must be a {_SORTS[kind]}")
     if not _NAME.fullmatch(raw["name"]):
-        raise ConfigError(f"{path.name}: name = {raw['name']!r}: must be lower-case letters, digits and _")
+        raise ConfigError(f"{where}: name = {raw['name']!r}: must be lower-case letters, digits and _")
     for name, value in (raw.get("models") or {}).items():
         if not _NAME.fullmatch(str(name)) or not isinstance(value, str):
-            raise ConfigError(f"{path.name}: models.{name} = {value!r}: must be a folder, or a hub name such as org/name@revision")
+            raise ConfigError(f"{where}: models.{name} = {value!r}: must be a folder, or a hub name such as org/name@revision")
     for name, value in raw["stages"].items():
         if value is not None and not (isinstance(value, dict) and isinstance(value.get("from") or {}, dict)):
-            raise ConfigError(f"{path.name}: stages.{name}: must be a mapping of settings, with `from` a mapping of inputs")
+            raise ConfigError(f"{where}: stages.{name}: must be a mapping of settings, with `from` a mapping of inputs")
 
 
 def _apply(raw: dict[str, Any], override: str) -> tuple[str, str]:
@@ -264,6 +297,19 @@ def _claim(index: int, content: Any, scored: Sequence[str], faults: list[str]) -
         if name not in scored:
             faults.append(f"claims[{index}] = {name!r}: must name a model that the recipe evaluates; {_nearest(name, list(scored))}")
     return claim
+
+
+def _release(wanted: Mapping[str, Any] | None, nodes: Sequence[Node], faults: list[str]) -> dict[str, str]:
+    """Alias to node; without a declaration the last model is `final`."""
+    made = [node.name for node in nodes if "model" in node.config.writes]
+    if wanted is None:
+        return {"final": made[-1]} if made else {}
+    for alias, name in wanted.items():
+        if not _NAME.fullmatch(str(alias)) or alias == "latest" or re.fullmatch(r"v\d+", str(alias)):
+            faults.append(f"release.{alias}: an alias is lower-case letters, digits and _, not `latest` and not like `v1`; rename it")
+        if name not in made:
+            faults.append(f"release.{alias} = {name!r}: must name a stage that makes a model; {_nearest(str(name), made)}")
+    return {str(alias): str(name) for alias, name in wanted.items()}
 
 
 def _explain(name: str, kind: type[BaseModel], fault: dict[str, Any]) -> str:
@@ -351,16 +397,19 @@ def _source(key: str, wanted: str, sort: str, value: Any, models: dict[str, str]
 
 def _node(name: str, content: dict[str, Any], seed: int, models: dict[str, str], earlier: list[Node], faults: list[str]) -> list[Node]:
     """The node, or nothing when not even its kind is known."""
-    kind, wired = content.pop("stage", name), content.pop("from", None) or {}
+    kind, wired, own_seed = content.pop("stage", name), content.pop("from", None) or {}, content.pop("seed", seed)
     if not _NAME.fullmatch(name) or name in models:
         faults.append(f"stages.{name}: a stage's name is lower-case letters, digits and _, and none of `models`; rename it")
         return []
     if not isinstance(kind, str) or kind not in STAGES:
         faults.append(f"{name}.stage = {kind!r}: there is no such stage; {_nearest(str(kind), STAGES)}")
         return []
+    if not isinstance(own_seed, int) or isinstance(own_seed, bool):
+        faults.append(f"{name}.seed = {own_seed!r}: must be a whole number; leave it out to use the recipe's")
+        own_seed = seed
     inputs = _inputs(name, STAGES[kind], wired, models, earlier, faults)
     config = _settings(name, STAGES[kind], content, faults)  # a faulty node stays, so that later ones can name it
-    return [Node(name, kind, config, inputs, seed_of(seed, name), key=name)]
+    return [Node(name, kind, config, inputs, seed_of(own_seed, name), key=name)]
 
 
 def _with_evaluations(declared: list[Node], evaluation: dict[str, Any], seed: int, models: dict[str, str], faults: list[str]) -> list[Node]:

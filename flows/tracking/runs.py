@@ -5,6 +5,8 @@ Stage runs are flat, so that a filter finds them; an evaluation is nested in the
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -14,9 +16,25 @@ from mlflow.entities import LoggedModelInput, Metric
 from pydantic import TypeAdapter
 
 from flows.tracking import views
-from flows.tracking.checkpoints import log_checkpoint, model_of
+from flows.tracking.checkpoints import Logged, log_checkpoint, model_of
 from flows.tracking.connection import Connection
-from flows.tracking.entries import create_run, dataset_input, link, log_batch, metric_name, params, place, point, set_note, user_name
+from flows.tracking.entries import (
+    add_to_note,
+    close_run,
+    create_run,
+    dataset_input,
+    link,
+    log_batch,
+    metric_name,
+    model_page,
+    params,
+    place,
+    point,
+    run_page,
+    set_note,
+    user_name,
+    without_secrets,
+)
 from flows.tracking.forwarder import forward
 from flows.tracking.links import write_views
 from flows.tracking.outbox import Call
@@ -25,14 +43,21 @@ from flows.tracking.table import log_table
 from stages.artifacts import METRICS, CheckpointRef, DatasetRef, StageResult
 
 _LOG_BYTES = 2_000_000
+_VARIANTS = "posttrain.variants"
+_VARIANTS_KEPT = 400
+_MARK_CHARACTERS = 8
+_TITLES = {"recipe": "Recipe", "rerun": "Rerun of a stage of recipe", "ablation": "Ablation of a stage of recipe"}
 _INPUTS: TypeAdapter[dict[str, CheckpointRef | DatasetRef]] = TypeAdapter(dict[str, CheckpointRef | DatasetRef])
 
 
 def start_recipe(connection: Connection, call: Call) -> str:
     """Open a recipe's run, with its text, its overrides and the meaning of its metrics. Returns its id."""
-    given, variant = call.arguments, call.arguments["variant"]
+    given, variant, kind = call.arguments, call.arguments["variant"], call.arguments["kind"]
+    run_of_what = given["run"] or call.recipe
     tags = {
-        "kind": "recipe",
+        "kind": kind,
+        "run": given["run"],
+        "of_run": given["of_run"],
         "recipe": call.recipe,
         "variant": variant,
         "config_hash": given["config_hash"],
@@ -40,23 +65,27 @@ def start_recipe(connection: Connection, call: Call) -> str:
         "mlflow.runColor": _colour(connection, call.recipe, variant),
         "mlflow.user": user_name(),
         "mlflow.source.name": f"posttrain run {call.recipe}",
-        **({"prefect": given["prefect_url"]} if given["prefect_url"] else {}),
-        **({"mlflow.source.git.commit": given["commit"]} if given["commit"] else {}),
+        "prefect": given["prefect_url"],
+        "mlflow.source.git.commit": given["commit"],
+        **{f"drift.{stage}": why for stage, why in given["drift"].items()},
     }
-    run = create_run(connection, call, f"{call.recipe}:{variant}", tags)
+    what = run_of_what if kind == "recipe" else " ".join(filter(None, [run_of_what, kind, given["of_run"] and f"of {given['of_run']}"]))
+    run = create_run(connection, call, f"{what}:{variant}", {name: text for name, text in tags.items() if text})
     log_batch(connection, run, params=params(given["overrides"]))
     connection.client.log_text(run, given["recipe_yaml"], "recipe.yaml")
     connection.client.log_dict(run, views.settings("metrics.yaml"), "metrics_explained.yaml")
-    set_note(connection, run, [f"Recipe `{call.recipe}`, variant `{variant}`.", link("Prefect run", given["prefect_url"])])
+    drifted = [f"`{stage}` was reused in spite of a change: {why}." for stage, why in given["drift"].items()]
+    about = f"{_TITLES[kind]} `{call.recipe}`{f' ({what})' if given['run'] else ''}, variant `{variant}`."
+    set_note(connection, run, [" ".join([about, link("Prefect run", given["prefect_url"])]).strip(), *drifted])
     return run
 
 
 def start_stage(connection: Connection, call: Call) -> str:
     """Open a stage's or an evaluation's run, with its settings, inputs and lineage. Returns its id."""
     given = call.arguments
-    experiment, inputs = connection.experiment(call.recipe), _INPUTS.validate_python(given["inputs"])
+    inputs = _INPUTS.validate_python(given["inputs"])
     is_evaluation = given["stage"] == "evaluation"
-    models = {name: model_of(connection, call, ref) for name, ref in inputs.items() if isinstance(ref, CheckpointRef)}
+    logged = {name: _logged(connection, call, ref) for name, ref in inputs.items()}
     tags = {
         "kind": "eval" if is_evaluation else "stage",
         "stage": place(given["index"], given["node"]),
@@ -70,37 +99,64 @@ def start_stage(connection: Connection, call: Call) -> str:
         "mlflow.runColor": _colour(connection, call.recipe, given["variant"]),
         "mlflow.user": user_name(),
         "mlflow.source.name": f"stages/{given['stage']}.py",
+        **({"label": given["label"]} if given["label"] else {}),
         **({"prefect": given["prefect_url"]} if given["prefect_url"] else {}),
     }
-    scored = models.get("model") if is_evaluation else None
-    if scored and (parent := connection.client.get_logged_model(scored).source_run_id):
-        tags["mlflow.parentRunId"] = parent
-    run = create_run(connection, call, f"{given['node']}:{given['variant'].replace(given['node'] + '.', '')}", tags)
+    scored = logged.get("model") if is_evaluation else None
+    if scored and scored.maker:
+        tags["mlflow.parentRunId"] = scored.maker
+    name = given["label"] or f"{given['node']}:{given['variant'].replace(given['node'] + '.', '')}"
+    run = create_run(connection, call, name, tags)
     log_batch(connection, run, params=params({"stage": given["stage"], "seed": given["seed"], **given["config"]}))
     datasets = [dataset_input(ref, "eval" if is_evaluation else "train") for ref in inputs.values() if isinstance(ref, DatasetRef)]
-    known = [LoggedModelInput(model) for model in models.values() if model]
+    known = [LoggedModelInput(found.model) for found in logged.values() if found.model]
     if datasets or known:
         connection.client.log_inputs(run, datasets=datasets, models=known)
     connection.client.log_dict(run, given["config"], "config.json")
-    set_note(
-        connection,
-        run,
-        [
-            link("Recipe run", f"#/experiments/{experiment}/runs/{given['recipe_run']}"),
-            link("Prefect run", given["prefect_url"]),
-            *(f"- {name}: `{ref.name}` ({ref.digest[:12]}), {ref.path}" for name, ref in inputs.items()),
-        ],
-    )
+    _note_lineage(connection, call, run, name, logged)
     point(connection, given["recipe_run"], given["node"], run, is_evaluation=is_evaluation)
     return run
 
 
+def _logged(connection: Connection, call: Call, ref: CheckpointRef | DatasetRef) -> Logged:
+    """An input's model in MLflow, if it is one, and the run that made it."""
+    if isinstance(ref, CheckpointRef):
+        return model_of(connection, call, ref)
+    found = connection.client.search_runs(
+        [connection.experiment(call.recipe)],
+        f"tags.fingerprint = '{ref.producer}'",
+        order_by=["attributes.end_time DESC"],
+        max_results=1,
+    )
+    return Logged(None, str(found[0].info.run_id) if found else None)
+
+
+def _note_lineage(connection: Connection, call: Call, run: str, name: str, logged: Mapping[str, Logged]) -> None:
+    """The run's note, with a link to the maker of each input; a link back in the note of each maker."""
+    given, experiment = call.arguments, connection.experiment(call.recipe)
+    parts = [link("Recipe run", run_page(experiment, given["recipe_run"])), link("Prefect run", given["prefect_url"])]
+    reads = []
+    for key, ref in given["inputs"].items():
+        label = ref["name"] if key in ref["name"] else f"{key}: {ref['name']}"
+        reads.append(link(label, run_page(experiment, logged[key].maker)) or f"{label} ({ref['digest'][:12]})")
+    heading = "Scores" if given["stage"] == "evaluation" else "Reads"
+    set_note(connection, run, [" · ".join(filter(None, parts)), f"{heading} {' · '.join(reads)}" if reads else ""])
+    if given["stage"] != "evaluation":
+        for maker in dict.fromkeys(found.maker for found in logged.values() if found.maker):
+            add_to_note(connection, maker, "Read by", link(name, run_page(experiment, run)))
+
+
 def _colour(connection: Connection, recipe: str, variant: str) -> str:
-    """One colour a variant, by the order in which variants appeared."""
-    runs = connection.client.search_runs([connection.experiment(recipe)], "tags.kind = 'recipe'", order_by=["attributes.start_time ASC"])
-    known = list(dict.fromkeys([*(run.data.tags.get("variant", "") for run in runs), variant]))
+    """One colour a variant, by the order in which variants appeared; that order is a tag of the experiment."""
+    experiment = connection.experiment(recipe)
+    known: list[str] = json.loads(connection.client.get_experiment(experiment).tags.get(_VARIANTS, "[]"))
+    mark = hashlib.sha256(variant.encode()).hexdigest()[:_MARK_CHARACTERS]
+    if mark not in known:
+        known.append(mark)
+        if len(known) <= _VARIANTS_KEPT:
+            connection.client.set_experiment_tag(experiment, _VARIANTS, json.dumps(known))
     colours: list[str] = views.settings("views.yaml").get("colours", ["#1f77b4"])
-    return colours[known.index(variant) % len(colours)]
+    return colours[known.index(mark) % len(colours)]
 
 
 def finish_stage(connection: Connection, call: Call) -> str:
@@ -117,11 +173,19 @@ def finish_stage(connection: Connection, call: Call) -> str:
         connection.part(partial(connection.client.log_dict, run, given["result"], "result.json"))
         if tags.get("kind") == "eval":
             connection.part(partial(attach_scores, connection, run, tags, result, call.time_ms))
+            connection.part(partial(_note_evaluated, connection, run, tags))
     if log is not None and log.exists():
-        text = log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
+        text = without_secrets(log.read_bytes()[-_LOG_BYTES:].decode(errors="replace"))
         connection.part(partial(connection.client.log_text, run, text, "log.txt"))
-    connection.client.set_terminated(run, given["status"], end_time=call.time_ms)
+    close_run(connection, run, given["status"], call.time_ms)
     return ""
+
+
+def _note_evaluated(connection: Connection, run: str, tags: Mapping[str, str]) -> None:
+    """A link to a finished evaluation in the note of the run that made the checkpoint."""
+    if parent := tags.get("mlflow.parentRunId"):
+        info = connection.client.get_run(run).info
+        add_to_note(connection, parent, "Evaluated by", link(info.run_name, run_page(info.experiment_id, run)))
 
 
 def _final_metrics(connection: Connection, run: str, result: StageResult, time_ms: int) -> None:
@@ -142,7 +206,11 @@ def _outputs(connection: Connection, run: str, tags: Mapping[str, str], result: 
     written = [dataset_input(ref, "output") for ref in result.outputs.values() if isinstance(ref, DatasetRef)]
     if written:
         connection.client.log_inputs(run, datasets=written)
-    models = [log_checkpoint(connection, run, tags, name, ref) for name, ref in result.outputs.items() if isinstance(ref, CheckpointRef)]
+    made = {name: ref for name, ref in result.outputs.items() if isinstance(ref, CheckpointRef)}
+    models = [log_checkpoint(connection, run, tags, name, ref) for name, ref in made.items()]
+    experiment = connection.client.get_run(run).info.experiment_id
+    for ref, model in zip(made.values(), models, strict=True):
+        add_to_note(connection, run, "Checkpoint", link(ref.name, model_page(experiment, model)))
     if models:
         connection.client.set_tag(run, "out_model", models[0])
         if recipe_run:
@@ -157,7 +225,7 @@ def reuse_stage(connection: Connection, call: Call) -> str:
     if (parent := tags.get("mlflow.parentRunId")) and (scored := connection.client.get_run(parent).data.tags).get("stage_kind") == "given":
         point(connection, given["recipe_run"], scored["node"], parent, is_evaluation=False)
     if model := tags.get("out_model"):
-        connection.client.log_inputs(given["recipe_run"], models=[LoggedModelInput(model)])
+        connection.part(partial(connection.client.log_inputs, given["recipe_run"], models=[LoggedModelInput(model)]))
     return ""
 
 
@@ -169,6 +237,6 @@ def finish_recipe(connection: Connection, call: Call) -> str:
     for file, folder in ((given["figure"], None), (given["table_json"], "table")):
         if file and Path(file).exists():
             connection.part(partial(connection.client.log_artifact, run, file, folder))
-    connection.client.set_terminated(run, given["status"], end_time=call.time_ms)
+    close_run(connection, run, given["status"], call.time_ms)
     connection.part(partial(write_views, connection, call.recipe))
     return ""

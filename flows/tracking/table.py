@@ -9,9 +9,10 @@ from typing import Any
 from mlflow.entities import Metric
 
 from flows.tracking.connection import Connection
-from flows.tracking.entries import link, log_batch, metric_name, set_note
+from flows.tracking.entries import link, log_batch, metric_name, note, run_page, set_note
 
 _TABLE = "ablation.json"
+_TABLES = "mlflow.loggedArtifacts"
 
 
 def log_table(connection: Connection, run: str, recipe: str, rows: Sequence[Mapping[str, Any]], time_ms: int) -> None:
@@ -25,11 +26,22 @@ def log_table(connection: Connection, run: str, recipe: str, rows: Sequence[Mapp
             metrics += [Metric(metric_name(name), round(cell["mean"], 4), time_ms, step) for name, step in values.items()]
     log_batch(connection, run, metrics)
     tags = connection.client.get_run(run).data.tags
-    set_note(connection, run, [_note_table(rows, tags, connection.experiment(recipe)), link("Prefect run", tags.get("prefect"))])
-    columns = _columns(rows)
+    note_table(connection, run, _note_table(rows, tags, connection.experiment(recipe)))
+    log_columns(connection, run, _TABLE, _columns(rows))
+
+
+def note_table(connection: Connection, run: str, table: str) -> None:
+    """Put a Markdown table first in a run's note, in place of the one that is there."""
+    set_note(connection, run, [table, *(line for line in note(connection, run) if not line.startswith("|"))])
+
+
+def log_columns(connection: Connection, run: str, file: str, columns: Mapping[str, Sequence[Any]]) -> None:
+    """A table artifact that MLflow's pages know as such. Its comparison groups by the first column and shows the second."""
     table = {"columns": list(columns), "data": [list(row) for row in zip(*columns.values(), strict=True)]}
-    connection.client.log_text(run, json.dumps(table), _TABLE)  # log_table would append a second time when it is sent again
-    connection.client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": _TABLE, "type": "table"}]))
+    connection.client.log_text(run, json.dumps(table), file)  # log_table would append a second time when it is sent again
+    known = json.loads(connection.client.get_run(run).data.tags.get(_TABLES, "[]"))
+    this = {"path": file, "type": "table"}
+    connection.client.set_tag(run, _TABLES, json.dumps([*known, *([] if this in known else [this])]))
 
 
 def _note_table(rows: Sequence[Mapping[str, Any]], tags: Mapping[str, str], experiment: str) -> str:
@@ -37,7 +49,7 @@ def _note_table(rows: Sequence[Mapping[str, Any]], tags: Mapping[str, str], expe
     lines = ["| stage | " + " | ".join(name.replace("_", " ") for name in names) + " | tokens | seconds |", "|" + "---|" * (len(names) + 3)]
     for row in rows:
         run, cells = tags.get(f"stage_run.{row['node']}"), _scores(row)
-        stage = link(row["node"], f"#/experiments/{experiment}/runs/{run}") if run else row["node"]
+        stage = link(row["node"], run_page(experiment, run)) or row["node"]
         shown = [
             f"{cells[name]['mean']:.3f} ({cells[name]['low']:.3f} to {cells[name]['high']:.3f})" if name in cells else "" for name in names
         ]
@@ -46,7 +58,7 @@ def _note_table(rows: Sequence[Mapping[str, Any]], tags: Mapping[str, str], expe
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The ablation table by columns. MLflow's comparison of tables groups by the first column and shows the second."""
+    """The ablation table by columns."""
     names = list(dict.fromkeys(score for row in rows for score in _scores(row)))
     columns: dict[str, list[Any]] = {
         "stage": [row["node"] for row in rows],

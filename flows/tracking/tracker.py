@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from flows.tracking import runs
-from flows.tracking.connection import Connection
-from flows.tracking.entries import now_ms, process_identity
+from flows.owner import is_gone, process_identity
+from flows.tracking import compared, registry, runs
+from flows.tracking.connection import SAMPLES, Connection
+from flows.tracking.entries import now_ms
 from flows.tracking.forwarder import FORWARDED, Forwarder, forward
-from flows.tracking.links import links, write_views
-from flows.tracking.outbox import Call
-from stages.artifacts import METRICS, Handles, StageResult
+from flows.tracking.links import compare_samples_url, links, write_views
+from flows.tracking.outbox import Call, new_run
+from flows.tracking.samples import VariantSamples, log_samples
+from stages.artifacts import METRICS, CheckpointRef, Handles, StageResult
 
 if TYPE_CHECKING:
     from flows.ablation import AblationTable
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
+Kind = Literal["recipe", "rerun", "ablation"]
 
 _PERFORM: dict[str, Callable[[Connection, Call], str]] = {
     "start_recipe": runs.start_recipe,
@@ -27,6 +29,8 @@ _PERFORM: dict[str, Callable[[Connection, Call], str]] = {
     "finish_stage": runs.finish_stage,
     "reuse_stage": runs.reuse_stage,
     "finish_recipe": runs.finish_recipe,
+    "log_comparison": compared.log_comparison,
+    "release": registry.release,
 }
 
 
@@ -47,8 +51,18 @@ class Tracker:
         config_hash: str,
         prefect_url: str | None,
         commit: str | None = None,
+        run: str = "",
+        kind: Kind = "recipe",
+        of_run: str | None = None,
+        drift: Mapping[str, str] | None = None,
     ) -> str:
-        """Open the run of a recipe. Returns its id."""
+        """Open the run of a recipe, or of a rerun or an ablation of one of its stages. Returns its id.
+
+        run: short id, such as `tiny-3`. of_run: short id of the run that the upstream artifacts are from.
+        drift: stage that was reused in spite of a change, to what changed.
+        Raises ServerError when another home on this machine writes this recipe's experiment.
+        """
+        self._claim()
         return self._do(
             "start_recipe",
             starts_run=True,
@@ -58,6 +72,10 @@ class Tracker:
             config_hash=config_hash,
             prefect_url=prefect_url,
             commit=commit,
+            run=run,
+            kind=kind,
+            of_run=of_run,
+            drift=dict(drift or {}),
             owner=process_identity(),
         )
 
@@ -74,10 +92,12 @@ class Tracker:
         inputs: Handles,
         seed: int,
         prefect_url: str | None,
+        label: str | None = None,
     ) -> str:
         """Open the run of a stage, or of an evaluation (`stage="evaluation"`): nested in the run that made its `model` input.
 
-        index: place of the node in the recipe, from 0. Returns the run id.
+        index: place of the node in the recipe, from 0. label: name of the run and of its checkpoint, for instance
+        `reasoning_rl:loss=dr_grpo seed=1`; made of node and variant when left out. Returns the run id.
         """
         return self._do(
             "start_stage",
@@ -92,6 +112,7 @@ class Tracker:
             inputs={name: ref.model_dump(mode="json") for name, ref in inputs.items()},
             seed=seed,
             prefect_url=prefect_url,
+            label=label,
             owner=process_identity(),
         )
 
@@ -149,20 +170,57 @@ class Tracker:
 
         return self._connection.ask(search, None)
 
+    def log_comparison(self, recipe_run: str, rows: Sequence[Mapping[str, Any]], title: str) -> None:
+        """Record a comparison of variants (`rows` of `Comparison.to_json`) on the run of an ablation or rerun, and write the views.
+
+        It becomes the run's note, the artifact `comparison.json`, and metrics whose step is the variant's place.
+        """
+        self._do("log_comparison", recipe_run=recipe_run, rows=[dict(row) for row in rows], title=title)
+
+    def release(self, recipe_run: str, models: Mapping[str, CheckpointRef]) -> None:
+        """Give checkpoints of a finished recipe run a version in the registry, each with its alias; what has a version keeps it."""
+        self._do("release", recipe_run=recipe_run, models={alias: ref.model_dump(mode="json") for alias, ref in models.items()})
+
+    def aliased(self) -> frozenset[str]:
+        """Digests of all checkpoints with an alias in any registered model. Raises ServerError when MLflow cannot say."""
+        return self._connection.must(lambda: registry.aliased(self._connection), "which checkpoints have an alias")
+
+    def forget(self, digests: Iterable[str]) -> int:
+        """Delete the checkpoints with these digests from MLflow and from its store under the home; never one with an alias.
+
+        Runs and metrics stay. Returns the bytes freed: of files that a stage folder still links to, none.
+        Raises ServerError when MLflow cannot say which have an alias, or stops to answer; what was deleted stays so.
+        """
+        return self._connection.must(lambda: registry.forget(self._connection, digests), "deleting checkpoints")
+
+    def log_samples(self, variants: Sequence[VariantSamples]) -> list[str]:
+        """Log what variants said to the same prompts, once for each evaluation. Returns their run ids; none when MLflow is away."""
+        return self._connection.ask(lambda: log_samples(self._connection, self._recipe, variants), [])
+
+    def compare_samples_url(self, first: str, second: str) -> str:
+        """Address of the page that shows two runs of `log_samples` side by side; empty without a server that answers."""
+        if not self._connection.uri.startswith("http"):
+            return ""
+        return self._connection.ask(lambda: compare_samples_url(self._connection, self._recipe, first, second), "")
+
     def reap(self) -> list[str]:
         """Close runs that still claim to run although their process on this machine is gone. Returns their names."""
+        return self._connection.ask(self._reap, [])
 
-        def close() -> list[str]:
-            closed = []
-            for run in self._connection.client.search_runs([self._connection.experiment(self._recipe)], "attributes.status = 'RUNNING'"):
-                owner = run.data.tags.get("owner", "")
-                if owner.startswith(f"{socket.gethostname()}:") and owner != process_identity(owner):
-                    last = max([metric.timestamp for metric in run.data._metric_objs] + [run.info.start_time])
-                    self._connection.client.set_terminated(run.info.run_id, "KILLED", end_time=last)
-                    closed.append(str(run.info.run_name))
-            return closed
-
-        return self._connection.ask(close, [])
+    def _reap(self) -> list[str]:
+        client, closed = self._connection.client, []
+        found = [self._connection.find_experiment(name) for name in (self._recipe, f"{self._recipe}{SAMPLES}")]
+        experiments = [identity for identity, active in filter(None, found) if active]
+        running = registry.every(lambda token: client.search_runs(experiments, "attributes.status = 'RUNNING'", page_token=token))
+        for run in list(running) if experiments else []:
+            if not is_gone(run.data.tags.get("owner", "")):
+                continue
+            run = client.get_run(run.info.run_id)
+            if run.info.status == "RUNNING":  # it may have been finished since it was found
+                last = max([metric.timestamp for metric in run.data._metric_objs] + [run.info.start_time])
+                client.set_terminated(run.info.run_id, "KILLED", end_time=last)
+                closed.append(str(run.info.run_name))
+        return closed
 
     def write_views(self) -> None:
         """Write the saved views that `links` point to, for the stages and scores that the experiment has now."""
@@ -185,16 +243,19 @@ class Tracker:
             sent += marker.read_text() != before
         return Sync(sent, left + len(connection.outbox))
 
+    def _claim(self) -> None:
+        self._connection.ask(lambda: self._connection.claim_experiment(self._recipe), None)
+
     def _do(self, name: str, *, starts_run: bool = False, **arguments: Any) -> str:
         if arguments.get("run_id") == "":
             return ""
         connection = self._connection
+        call = Call(self._recipe, name, arguments, now_ms(), new_run() if starts_run else None)
         if not connection.is_away():
             _send_kept(connection)
-            call = Call(self._recipe, name, arguments, now_ms(), None)
             if not len(connection.outbox) and (run := _perform(connection, call)) is not None:
                 return run
-        return connection.outbox.add(self._recipe, name, arguments, starts_run=starts_run)
+        return connection.outbox.add(call)
 
 
 class Sync(NamedTuple):

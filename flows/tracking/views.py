@@ -144,7 +144,8 @@ def recipe_views(scores: Sequence[str], nodes: Mapping[str, str], logged: Mappin
     logged: node to the metric names that its runs have.
     """
     wanted = settings("views.yaml")
-    costs = [metric(name) for name in wanted.get("costs", [])]
+    spent = wanted.get("costs", [])
+    costs = [metric(name) for name in spent]
     shown = [f"eval/{score}" for score in scores]
     views = [
         View(
@@ -177,8 +178,8 @@ def recipe_views(scores: Sequence[str], nodes: Mapping[str, str], logged: Mappin
                 f"Variants of {node}",
                 f"tags.kind = 'stage' AND tags.node = '{node}'",
                 section=f"Variants of {node}",
-                columns=(*map(metric, scored), *costs, tag("variant")),
-                charts=(*map(bar, scored), *map(line, lines), *map(bar, bars), *map(line, budgets)),
+                columns=(*costs, *map(metric, scored), tag("variant")),
+                charts=(*map(bar, scored), *map(bar, spent), *map(line, lines), *map(bar, bars), *map(line, budgets)),
             )
         )
     return views

@@ -160,7 +160,7 @@ def test_stage_without_its_inputs_names_the_command_that_makes_them(project: Pat
     result = posttrain("stage", "pass_rates", "--recipe", "../rates.yaml", "--set", "pass_rates.attempts=4")
     assert result.exit_code == 1
     text = " ".join(result.output.split())
-    assert "pass_rates needs what has not been made with these settings: curation.rl (never ran)" in text
+    assert "pass_rates needs what has not been made with these settings: curation (never ran)" in text
     assert "posttrain stage curation --recipe ../rates.yaml --set 'pass_rates.attempts=4'" in text
 
 

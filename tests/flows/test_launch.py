@@ -1,4 +1,4 @@
-"""Stages in real processes: results, failures, limits, kills, locks."""
+"""Stages in real processes: results, failures, limits, callbacks."""
 
 from __future__ import annotations
 
@@ -9,93 +9,21 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.holding import hold
 from flows.launch import launch
-from stages.config import BasePretraining
+from stages.artifacts import StageResult, read_result
 from stages.errors import StageError
 
-FAKE_STAGE = '''
-"""A stage for these tests: what it does is written in its config.json under `do`."""
-import json, os, signal, subprocess, sys, time
-from stages.artifacts import CheckpointRef, StageOutput, digest_of_folder
-from stages.errors import DataError
-from stages.records import Recorder
-
-def run(config, inputs, stage_dir, seed):
-    print("hello from the stage", flush=True)
-    recorder = Recorder(stage_dir)
-    do = json.loads((stage_dir / "config.json").read_text())["do"]
-    if do == "work":
-        with recorder.busy() as work:
-            work.tokens = 7
-        recorder.progress(1, 2, "step")
-        recorder.metrics(1, {"train/loss": 0.5})
-        (stage_dir / "checkpoint").mkdir()
-        (stage_dir / "checkpoint" / "x").write_text(str(seed))
-        path = stage_dir / "checkpoint"
-        ref = CheckpointRef(name="m", digest=digest_of_folder(path), path=path, producer="p")
-        leads, tracked = os.getpgrp() == os.getpid(), "MLFLOW_TRACKING_URI" in os.environ
-        return StageOutput({"model": ref}, {"group": float(leads), "tracked": float(tracked)})
-    if do == "bad_data":
-        raise DataError("3 of 4 rows cannot be read; the rule is at most 5 %; mend rows.jsonl")
-    if do == "bug":
-        raise ValueError("no such thing")
-    if do == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if do == "exit":
-        os._exit(7)
-    if do == "undeclared":
-        return StageOutput({"surprise": CheckpointRef(name="m", digest="", path=stage_dir, producer="p")}, {})
-    if do == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    (stage_dir / "pids").write_text(f"{os.getpid()} {grandchild.pid}")
-    recorder.progress(0, 2, "step")
-    if do == "killed_with_grandchild":
-        os.kill(os.getpid(), signal.SIGKILL)
-    grandchild.wait()
-'''
+Content = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture
-def fake_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stage folder to be; the module `fake_stage` can be imported here and in children."""
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "fake_stage.py").write_text(FAKE_STAGE)
-    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
-    return tmp_path / "stages" / "base_pretraining" / "0123456789abcdef"
-
-
-def content(do: str, max_minutes: float = 2.0) -> dict[str, Any]:
-    config = BasePretraining(max_minutes=max_minutes).model_dump(mode="json")
-    identity = {"stage": "base_pretraining", "node": "base", "fingerprint": "f", "key": {"seed": 1}}
-    return {**identity, "config": config, "inputs": {}, "seed": 1, "do": do}
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until_gone(pids: list[int], limit_s: float = 20.0) -> None:
-    end, pause = time.monotonic() + limit_s, threading.Event()
-    while any(alive(pid) for pid in pids):
-        assert time.monotonic() < end, f"{pids} are still alive"
-        pause.wait(0.05)
-
-
-def pids_of(stage_dir: Path) -> list[int]:
-    return [int(pid) for pid in (stage_dir / "pids").read_text().split()]
-
-
-def test_launch_working_stage_returns_its_result(fake_stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+def test_launch_working_stage_returns_its_result(fake_stage: Path, content: Content) -> None:
     records: list[dict[str, Any]] = []
     lines: list[str] = []
     result = launch(fake_stage, content("work"), on_record=records.append, on_lines=lines.extend, module="fake_stage")
@@ -103,29 +31,71 @@ def test_launch_working_stage_returns_its_result(fake_stage: Path, monkeypatch: 
     assert result.seconds > 0
     assert result.peak_memory_mib > 1
     assert "torch" in result.versions
-    assert result.metrics == {"group": 1.0, "tracked": 0.0}
+    assert result.metrics["group"] == 1.0
     assert [record["progress"] for record in records if "progress" in record] == [[1, 2, "step"]]
     assert lines == ["hello from the stage"]
 
 
-def test_launch_finished_folder_returns_the_old_result(fake_stage: Path) -> None:
-    first = launch(fake_stage, content("work"), module="fake_stage")
-    assert launch(fake_stage, content("bug"), module="fake_stage") == first
-
-
-def test_launch_finished_folder_whose_output_is_emptied_runs_again(fake_stage: Path) -> None:
+def test_launch_finished_folder_replaces_the_result(fake_stage: Path, content: Content) -> None:
     launch(fake_stage, content("work"), module="fake_stage")
-    (fake_stage / "checkpoint" / "x").unlink()
+    launch(fake_stage, content("work") | {"seed": 2}, module="fake_stage")
+    assert (fake_stage / "checkpoint" / "x").read_text() == "2"
+
+
+def test_launch_failing_in_a_finished_folder_leaves_no_result(fake_stage: Path, content: Content) -> None:
     launch(fake_stage, content("work"), module="fake_stage")
-    assert (fake_stage / "checkpoint" / "x").exists()
+    with pytest.raises(StageError):
+        launch(fake_stage, content("bug"), module="fake_stage")
+    assert read_result(fake_stage) is None
 
 
-def test_launch_in_a_thread_returns_its_result(fake_stage: Path) -> None:
+def test_launch_in_a_thread_returns_its_result(fake_stage: Path, content: Content) -> None:
     results: list[object] = []
     thread = threading.Thread(target=lambda: results.append(launch(fake_stage, content("work"), module="fake_stage")))
     thread.start()
     thread.join()
     assert len(results) == 1
+
+
+def test_launch_asked_for_twice_at_once_runs_once(fake_stage: Path, content: Content) -> None:
+    starts: list[str] = []
+    results: list[StageResult] = []
+
+    def ask() -> None:
+        with hold(fake_stage, "base"):
+            found = read_result(fake_stage)
+            results.append(found or launch(fake_stage, content("work"), on_start=lambda: starts.append("x"), module="fake_stage"))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert starts == ["x"]
+    assert results[0] == results[1]
+
+
+def test_launch_stage_sees_neither_tracking_variables_nor_secrets(fake_stage: Path, content: Content, tmp_path: Path) -> None:
+    program = f"""
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, {str(tmp_path / "modules")!r})
+        from flows.launch import launch
+        launch(Path({str(fake_stage)!r}), {content("environment")!r}, module="fake_stage")
+    """
+    secret = (
+        "MLFLOW_TRACKING_URI",
+        "PREFECT_API_URL",
+        "POSTTRAIN_PASSWORD",
+        "POSTTRAIN_PASSWORD_FILE",
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+    )
+    kept = ("HF_HOME", "POSTTRAIN_HOME")  # a fork server of its own, which starts with these
+    environment = os.environ | dict.fromkeys((*secret, *kept), "x")
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=environment, check=True, timeout=60)
+    (line,) = [line for line in (fake_stage / "log.txt").read_text().splitlines() if line.startswith("variables:")]
+    assert set(line.split()) & {*secret, *kept} == set(kept)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +104,12 @@ def test_launch_in_a_thread_returns_its_result(fake_stage: Path) -> None:
         ("bad_data", "base: 3 of 4 rows cannot be read; the rule is at most 5 %; mend rows.jsonl"),
         ("bug", "base failed with ValueError: no such thing"),
         ("killed", "base was ended by SIGKILL; most often the system was out of memory"),
+        ("terminated", "base was ended by SIGTERM."),
         ("exit", "base ended with status 7, saying: hello from the stage"),
         ("undeclared", "base: the stage wrote ['surprise']"),
     ],
 )
-def test_launch_failing_stage_names_cause_and_log(fake_stage: Path, do: str, said: str) -> None:
+def test_launch_failing_stage_names_cause_and_log(fake_stage: Path, content: Content, do: str, said: str) -> None:
     with pytest.raises(StageError) as failure:
         launch(fake_stage, content(do), module="fake_stage")
     assert said in str(failure.value)
@@ -146,25 +117,52 @@ def test_launch_failing_stage_names_cause_and_log(fake_stage: Path, do: str, sai
     assert not (fake_stage / "result.json").exists()
 
 
-def test_launch_bug_in_stage_leaves_traceback_in_log(fake_stage: Path) -> None:
+def test_launch_bug_in_stage_leaves_traceback_in_log(fake_stage: Path, content: Content) -> None:
     with pytest.raises(StageError):
         launch(fake_stage, content("bug"), module="fake_stage")
     assert 'raise ValueError("no such thing")' in (fake_stage / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("do", ["wait", "stubborn"])
-def test_launch_past_the_limit_ends_the_whole_group(fake_stage: Path, do: str) -> None:
+def test_launch_past_the_limit_ends_the_whole_group(fake_stage: Path, content: Content, until_gone: Callable[[], None], do: str) -> None:
     with pytest.raises(StageError, match=r"ran past its limit of 0.05 minutes \(base.max_minutes\)"):
         launch(fake_stage, content(do, max_minutes=0.05), module="fake_stage")
-    wait_until_gone(pids_of(fake_stage))
+    until_gone()
+    assert "in run" in (fake_stage / "log.txt").read_text()  # where it was
 
 
-def test_launch_past_the_limit_names_the_setting_that_raises_it(fake_stage: Path) -> None:
+def test_launch_past_the_limit_names_the_setting_that_raises_it(fake_stage: Path, content: Content) -> None:
     with pytest.raises(StageError, match=r"raise the limit with --set evaluation.max_minutes=0.02 and"):
         launch(fake_stage, content("wait", max_minutes=0.01), setting="evaluation", module="fake_stage")
 
 
-def test_launch_interrupted_ends_the_whole_group(fake_stage: Path) -> None:
+@pytest.mark.parametrize("do", ["wait", "chatter"])
+def test_launch_without_new_records_ends_the_group_and_says_where_it_was(
+    fake_stage: Path, content: Content, until_gone: Callable[[], None], do: str
+) -> None:
+    lines: list[str] = []
+    with pytest.raises(StageError) as failure:
+        launch(fake_stage, content(do, max_idle_minutes=0.03), on_lines=lines.extend, setting="evaluation", module="fake_stage")
+    said = str(failure.value)
+    assert "base recorded neither progress nor metrics for 0.03 minutes (evaluation.max_idle_minutes) and was ended" in said
+    assert "the stacks of its threads are in the log" in said
+    assert "--set evaluation.max_idle_minutes=0.06" in said
+    assert any("fake_stage.py" in line and line.endswith("in run") for line in lines)
+    until_gone()
+
+
+def test_launch_with_records_coming_outlives_the_idle_limit(fake_stage: Path, content: Content) -> None:
+    result = launch(fake_stage, content("work_slowly", max_idle_minutes=0.05), module="fake_stage")
+    assert result.seconds > 60 * 0.05
+
+
+def test_launch_stopped_process_past_the_idle_limit_is_ended(fake_stage: Path, content: Content, until_gone: Callable[[], None]) -> None:
+    with pytest.raises(StageError, match="it gave no sign of where it was"):
+        launch(fake_stage, content("stopped", max_idle_minutes=0.01), module="fake_stage")
+    until_gone()
+
+
+def test_launch_interrupted_ends_the_whole_group(fake_stage: Path, content: Content, until_gone: Callable[[], None]) -> None:
     def interrupt(record: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -174,61 +172,54 @@ def test_launch_interrupted_ends_the_whole_group(fake_stage: Path) -> None:
             launch(fake_stage, content("wait"), on_record=interrupt, module="fake_stage")
     finally:
         signal.signal(signal.SIGINT, before)
-    wait_until_gone(pids_of(fake_stage))
+    until_gone()
 
 
-def test_launch_failing_callback_ends_the_whole_group(fake_stage: Path) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, ConnectionError])
+def test_launch_failing_callback_ends_the_whole_group(
+    fake_stage: Path, content: Content, until_gone: Callable[[], None], error: type[Exception]
+) -> None:
     def fail(record: dict[str, Any]) -> None:
-        raise RuntimeError("the conductor broke")
+        raise error("the conductor broke")
 
-    with pytest.raises(RuntimeError, match="the conductor broke"):
+    with pytest.raises(error, match="the conductor broke"):
         launch(fake_stage, content("wait"), on_record=fail, module="fake_stage")
-    wait_until_gone(pids_of(fake_stage))
+    until_gone()
 
 
-def test_launch_dying_stage_takes_its_group_along(fake_stage: Path) -> None:
-    with pytest.raises(StageError, match="SIGKILL"):
-        launch(fake_stage, content("killed_with_grandchild"), module="fake_stage")
-    wait_until_gone(pids_of(fake_stage))
+def test_launch_stopped_by_its_caller_ends_the_whole_group(fake_stage: Path, content: Content, until_gone: Callable[[], None]) -> None:
+    def stop() -> None:
+        if (fake_stage / "pids").exists():
+            raise ConnectionError("cancelled on the page")
+
+    with pytest.raises(ConnectionError, match="cancelled on the page"):
+        launch(fake_stage, content("stubborn"), stop=stop, module="fake_stage")
+    until_gone()
 
 
-def test_launch_twice_at_once_names_the_holder(fake_stage: Path) -> None:
-    said: list[str] = []
+def test_launch_stop_that_takes_a_second_is_asked_between_looks(fake_stage: Path, content: Content) -> None:
+    asked: list[float] = []
 
-    def again(record: dict[str, Any]) -> None:
-        try:
-            launch(fake_stage, content("wait"), module="fake_stage")
-        except StageError as error:
-            said.append(str(error))
-        raise KeyboardInterrupt
+    def stop() -> None:
+        asked.append(time.monotonic())
+        threading.Event().wait(1.0)
 
-    with pytest.raises(KeyboardInterrupt):
-        launch(fake_stage, content("wait"), on_record=again, module="fake_stage")
-    assert f"base is being run by process {os.getpid()}" in said[0]
+    records: list[dict[str, Any]] = []
+    launch(fake_stage, content("work_slowly"), on_record=records.append, stop=stop, module="fake_stage")
+    assert 2 <= len(asked) <= 12
+    assert [record["progress"] for record in records if "progress" in record] == [[1, 2, "step"]]
 
 
-def test_launch_unfinished_folder_without_checkpoint_starts_afresh(fake_stage: Path) -> None:
+def test_launch_unfinished_folder_without_checkpoint_starts_afresh(fake_stage: Path, content: Content) -> None:
     (fake_stage / "checkpoint").mkdir(parents=True)
     (fake_stage / "metrics.jsonl").write_text('{"busy_seconds": 100, "tokens": 1000}\n')
     assert launch(fake_stage, content("work"), module="fake_stage").tokens == 7
 
 
-def test_launch_unfinished_folder_with_checkpoint_continues(fake_stage: Path) -> None:
+def test_launch_unfinished_folder_with_checkpoint_continues(fake_stage: Path, content: Content) -> None:
     (fake_stage / "trainer" / "sft" / "checkpoint-4").mkdir(parents=True)
     (fake_stage / "trainer" / "sft" / "checkpoint-4" / "trainer_state.json").write_text("{}")
-    (fake_stage / "metrics.jsonl").write_text('{"busy_seconds": 100, "tokens": 1000}\n')
-    assert launch(fake_stage, content("work"), module="fake_stage").tokens == 1007
-
-
-def test_conductor_killed_takes_the_stage_along(fake_stage: Path, tmp_path: Path) -> None:
-    program = f"""
-        import os, signal, sys
-        from pathlib import Path
-        sys.path.insert(0, {str(tmp_path / "modules")!r})
-        from flows.launch import launch
-        die = lambda _: os.kill(os.getpid(), signal.SIGKILL)
-        launch(Path({str(fake_stage)!r}), {content("wait")!r}, on_record=die, module="fake_stage")
-    """
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=60)
-    assert ended.returncode == -signal.SIGKILL
-    wait_until_gone(pids_of(fake_stage))
+    (fake_stage / "metrics.jsonl").write_text('{"busy_seconds": 100, "tokens": 1000}\n{"busy_sec')
+    records: list[dict[str, Any]] = []
+    assert launch(fake_stage, content("work"), on_record=records.append, module="fake_stage").tokens == 1007
+    assert len(records) == 3  # neither the old ones nor the one that was cut short

@@ -155,7 +155,7 @@ def test_plan_changed_base_model_is_named(project: Project) -> None:
 
 def test_plan_changed_seed_is_named(project: Project) -> None:
     project.finish_all()
-    assert project.plan("seed=1")["curation"].why == "seed of the recipe changed"
+    assert project.plan("seed=1")["curation"].why == "seed of curation changed"
 
 
 def with_other_code(step: Step, home: Path, file: str) -> Step:

@@ -1,0 +1,141 @@
+"""A stage that does what it is told, for the tests of the supervisor."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.config import BasePretraining
+
+FAKE_STAGE = '''
+"""What it does is written in its config.json under `do`."""
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+from stages.artifacts import CheckpointRef, StageOutput, digest_of_folder
+from stages.errors import DataError
+from stages.records import Recorder
+
+def fill(path):
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(2**16))
+
+def run(config, inputs, stage_dir, seed):
+    print("hello from the stage", flush=True)
+    recorder = Recorder(stage_dir)
+    do = json.loads((stage_dir / "config.json").read_text())["do"]
+    if do in ("work", "work_slowly"):
+        for _ in range(45 if do == "work_slowly" else 0):
+            time.sleep(0.1)
+            recorder.metrics(0, {})
+        with recorder.busy() as work:
+            work.tokens = 7
+        recorder.progress(1, 2, "step")
+        recorder.metrics(1, {"train/loss": 0.5})
+        (stage_dir / "checkpoint").mkdir()
+        (stage_dir / "checkpoint" / "x").write_text(str(seed))
+        path = stage_dir / "checkpoint"
+        ref = CheckpointRef(name="m", digest=digest_of_folder(path), path=path, producer="p")
+        leads = os.getpgrp() == os.getpid()
+        return StageOutput({"model": ref}, {"group": float(leads), "server": float(os.getppid())})
+    if do == "environment":
+        print("variables:", *sorted(os.environ), flush=True)
+        return StageOutput({}, {})
+    if do == "bad_data":
+        raise DataError("3 of 4 rows cannot be read; the rule is at most 5 %; mend rows.jsonl")
+    if do == "bug":
+        raise ValueError("no such thing")
+    if do == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if do == "terminated":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if do == "exit":
+        os._exit(7)
+    if do == "undeclared":
+        return StageOutput({"surprise": CheckpointRef(name="m", digest="", path=stage_dir, producer="p")}, {})
+    if do == "other_disk_full":
+        fill(Path("/dev/full"))
+    if do == "fill":
+        fill(stage_dir / "filler")
+    if do == "fill_and_vanish":
+        try:
+            fill(stage_dir / "filler")
+        except OSError:
+            os._exit(3)
+    if do == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (stage_dir / "server").write_text(str(os.getppid()))
+    (stage_dir / "pids").write_text(f"{os.getpid()} {grandchild.pid}")
+    recorder.progress(0, 2, "step")
+    if do == "killed_with_grandchild":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if do == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while do == "chatter":
+        print("still here", flush=True)
+        time.sleep(0.05)
+    grandchild.wait()
+'''
+
+
+@pytest.fixture
+def fake_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stage folder to be; the module `fake_stage` can be imported here and in children."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "fake_stage.py").write_text(FAKE_STAGE)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    return tmp_path / "stages" / "base_pretraining" / "0123456789abcdef"
+
+
+@pytest.fixture
+def content() -> Callable[..., dict[str, Any]]:
+    """`config.json` of the fake stage, by what it does; settings may be given."""
+
+    def of(do: str, **settings: float) -> dict[str, Any]:
+        config = BasePretraining.model_validate({"max_minutes": 2.0, **settings}).model_dump(mode="json")
+        identity = {"stage": "base_pretraining", "node": "base", "fingerprint": "f", "key": {"seed": 1}}
+        return {**identity, "config": config, "inputs": {}, "seed": 1, "do": do}
+
+    return of
+
+
+@pytest.fixture
+def until_gone(fake_stage: Path) -> Callable[[], None]:
+    """Wait until the fake stage's process and its grandchild are gone."""
+
+    def wait(limit_s: float = 20.0) -> None:
+        pids = [int(pid) for pid in (fake_stage / "pids").read_text().split()]
+        end, pause = time.monotonic() + limit_s, threading.Event()
+        while any(_alive(pid) for pid in pids):
+            assert time.monotonic() < end, f"{pids} are still alive"
+            pause.wait(0.05)
+
+    return wait
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MiB of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
