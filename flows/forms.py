@@ -71,7 +71,7 @@ def _without_default(schema: dict[str, Any]) -> None:
 
 def _run_name() -> str:
     given = flow_run.parameters
-    changed = [f"{key}={value}" for key, value in (given.get("settings") or {}).items() if value is not None]
+    changed = [f"{key}={value}" for key, value in dict(given.get("settings") or {}).items() if value is not None]
     changed += given.get("overrides") or []
     where = given.get("of_run") or "finished stages"
     return f"{given['recipe']}: {given.get('name') or flow_run.flow_name} {', '.join(changed) or 'again'} (of {where})"

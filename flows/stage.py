@@ -301,4 +301,3 @@ def _report(node: Node, step: Step, result: StageResult) -> str:
         f"{result.seconds:.1f} s, {result.busy_seconds:.1f} s of them in trainer and engine, {result.tokens:,} tokens, "
         f"{result.peak_memory_mib:.0f} MiB\n\nFolder: `{step.folder}`\n\n| metric | value |\n|---|---|\n{metrics}\n"
     )
-
