@@ -24,9 +24,9 @@ from flows.request import Job, Request, prepare, prepare_sweep
 from stages.errors import ArtifactError, ConfigError, PosttrainError
 
 if TYPE_CHECKING:
-    from flows.ablation import AblationTable
-    from flows.comparison import Comparison
     from flows.post_training import Outcome
+    from flows.scores.ablation import AblationTable
+    from flows.scores.comparison import Comparison
     from flows.summary import Totals
     from flows.terminal import Screen
 
@@ -198,7 +198,7 @@ def compare(
     Example: posttrain compare tiny-1 tiny-2 --stage reasoning_rl
     """
     with _reported(as_json) as screen:
-        from flows.comparison import compare as compare_variants
+        from flows.scores.comparison import compare as compare_variants
         from flows.summary import lined_up
 
         stage, found = lined_up(home_folder(), [find_run(home_folder(), run) for run in runs], at)
@@ -206,7 +206,7 @@ def compare(
         comparison.render(screen.console)
         page = None
         if side_by_side:
-            from flows.side_by_side import show_samples
+            from flows.scores.side_by_side import show_samples
 
             page = show_samples(home_folder(), find_run(home_folder(), runs[0]).recipe, found, screen)
         if as_json:
@@ -237,7 +237,7 @@ def up() -> None:
     The deployments: the recipe, each stage alone, an ablation; each with a form. Example: posttrain up
     """
     with _reported(False) as screen:
-        from flows.serving import up as keep_up
+        from flows.servers.serving import up as keep_up
 
         keep_up(home_folder(), say=screen.say, worker=[sys.executable, "-m", "flows.deployments"])
 
@@ -289,7 +289,7 @@ def claims(
     Example: posttrain claims tiny --seeds 0,1,2
     """
     with _reported(as_json) as screen:
-        from flows.claims import judge, render
+        from flows.scores.claims import judge, render
         from flows.summary import samples_of
 
         numbers = _seeds(seeds)
@@ -333,7 +333,7 @@ def sync(as_json: Json = False) -> None:
     Example: posttrain sync
     """
     with _reported(as_json) as screen:
-        from flows.serving import servers
+        from flows.servers.serving import servers
 
         with servers(home_folder(), say=screen.say) as running:
             from flows.tracking import Tracker
@@ -360,7 +360,7 @@ def gc(
     """
     with _reported(as_json) as screen:
         from flows.garbage import free, survey
-        from flows.serving import servers
+        from flows.servers.serving import servers
         from flows.summary import needed
 
         home = home_folder()
@@ -416,7 +416,7 @@ def _show(screen: Screen, outcome: Outcome, *, as_json: bool) -> None:
 
 def _up_to_date(screen: Screen, recipe: Recipe, steps: tuple[Step, ...], *, as_json: bool) -> None:
     """The table, where to see it, and nothing else: no server, no import of prefect or mlflow."""
-    from flows.ablation import AblationTable
+    from flows.scores.ablation import AblationTable
     from flows.summary import Totals, table_of
 
     home = home_folder()

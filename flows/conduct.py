@@ -72,7 +72,7 @@ def run_ablation(
 def _with_servers(call: Callable[[], Outcome | State | None], screen: Screen | None) -> Outcome:
     """Start the fork server and the servers side by side, then the flow."""
     from flows.launch import warm_up
-    from flows.serving import servers
+    from flows.servers.serving import servers
     from flows.terminal import Screen, showing
 
     on = screen or Screen()

@@ -22,15 +22,15 @@ from prefect.states import Cancelled
 from prefect.utilities.urls import url_for
 from pydantic import Field
 
-from flows.ablation import AblationTable, Row, draw
-from flows.comparison import Comparison, Measured, compare
 from flows.history import keep, open_run
 from flows.launch import warm_up
 from flows.models import find_model, models_used
 from flows.plan import Outputs, Step, home_folder, remember
 from flows.recipe import Recipe
-from flows.reconcile import own
 from flows.request import Job, Request, prepare
+from flows.scores.ablation import AblationTable, Row, draw
+from flows.scores.comparison import Comparison, Measured, compare
+from flows.servers.reconcile import own
 from flows.stage import RecipeRun, RunCancelled, run_stage
 from flows.summary import Totals, measured, table_of, totals
 from flows.terminal import screen

@@ -19,7 +19,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from flows.claims import Claim
+from flows.scores.claims import Claim
 from stages.config import STAGES, StageConfig
 from stages.errors import ConfigError
 from stages.problems import seed_of

@@ -27,9 +27,9 @@ from flows.launch import launch
 from flows.models import note_digests
 from flows.plan import Outputs, Step, check_code, decide, read_state, remember, take
 from flows.recipe import Node
-from flows.reconcile import own
 from flows.request import Job
-from flows.serving import wait_for_prefect
+from flows.servers.reconcile import own
+from flows.servers.serving import wait_for_prefect
 from flows.terminal import Screen, Update
 from flows.tracking import Forwarder, Status, Tracker
 from stages.artifacts import LOG, METRICS, StageResult

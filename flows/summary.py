@@ -13,8 +13,8 @@ from stages.artifacts import StageResult, read_result
 from stages.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from flows.ablation import AblationTable
-    from flows.comparison import Measured
+    from flows.scores.ablation import AblationTable
+    from flows.scores.comparison import Measured
 
 Results = Mapping[str, StageResult]
 
@@ -48,7 +48,7 @@ def table_of(recipe: Recipe, results: Results) -> AblationTable | None:
 
     A row is the model that an evaluation read; its cost is that of the stage which made the model.
     """
-    from flows.ablation import ablation_table
+    from flows.scores.ablation import ablation_table
 
     rows: list[tuple[str, str | None, Path, float, int]] = []
     for model, samples in samples_of(recipe, results).items():
@@ -78,7 +78,7 @@ def measured(home: Path, record: Record, stage: str, *, variant: str, trained: s
 
     Costs are those of `trained`, by default that stage.
     """
-    from flows.comparison import Measured
+    from flows.scores.comparison import Measured
 
     recipe, results = load_again(record.text, record.overrides), results_of_run(home, record)
     trained = trained or stage

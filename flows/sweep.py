@@ -15,7 +15,6 @@ from prefect.states import Cancelled
 from prefect.utilities.urls import url_for
 from pydantic import Field
 
-from flows.comparison import Measured, compare
 from flows.history import keep
 from flows.plan import home_folder
 from flows.post_training import (
@@ -33,8 +32,9 @@ from flows.post_training import (
     show_plan,
     warm_up_for,
 )
-from flows.reconcile import own
 from flows.request import Request, Sweep, prepare_sweep
+from flows.scores.comparison import Measured, compare
+from flows.servers.reconcile import own
 from flows.stage import RecipeRun, RunCancelled, run_stage
 from flows.summary import measured, totals
 from stages.errors import PosttrainError, StageError

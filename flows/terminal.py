@@ -18,9 +18,9 @@ from flows.plan import Step
 from flows.summary import Totals
 
 if TYPE_CHECKING:
-    from flows.ablation import AblationTable
-    from flows.comparison import Comparison
     from flows.garbage import Item
+    from flows.scores.ablation import AblationTable
+    from flows.scores.comparison import Comparison
 
 _PLAIN_WIDTH = 160
 _PLAIN_EVERY_S = 30.0

@@ -29,6 +29,11 @@ LIGHT = (
     "stages.rewards.rewards",
     "flows.recipe",
     "flows.plan",
+    "flows.history",
+    "flows.request",
+    "flows.garbage",
+    "flows.conduct",
+    "flows.scores.comparison",
 )
 CONFIGS = [
     kind

@@ -18,7 +18,7 @@ from flows.tracking.samples import VariantSamples, log_samples
 from stages.artifacts import METRICS, CheckpointRef, Handles, StageResult
 
 if TYPE_CHECKING:
-    from flows.ablation import AblationTable
+    from flows.scores.ablation import AblationTable
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Kind = Literal["recipe", "rerun", "ablation"]

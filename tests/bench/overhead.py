@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 POSTTRAIN = Path(sys.executable).with_name("posttrain")
+IMPORTS = "import flows.cli, flows.terminal, flows.scores.ablation, rich.progress"
 REPEATS = 9
 
 
@@ -51,7 +52,9 @@ def main() -> None:
         nothing, imports, bare = [], [], []
         for _ in range(REPEATS):  # side by side, so that a busy machine slows all of them
             nothing.append(seconds([POSTTRAIN, "run", given.recipe, *options], environment))
-            imports.append(seconds([sys.executable, "-c", "import flows.cli, flows.terminal, flows.ablation, rich.progress"], environment))
+            imports.append(
+                seconds([sys.executable, "-c", "import flows.cli, flows.terminal, flows.scores.ablation, rich.progress"], environment)
+            )
             bare.append(seconds([sys.executable, "-c", "pass"], environment))
     print(f"nothing to do   {spread(nothing)}")
     print(f"its imports     {spread(imports)}")

@@ -27,7 +27,7 @@ import pytest
 from flows.history import find_run
 from flows.plan import make_plan
 from flows.recipe import Recipe, load_recipe
-from flows.serving import VARIABLE
+from flows.servers.serving import VARIABLE
 from flows.summary import results_of_run
 from stages.artifacts import StageResult
 

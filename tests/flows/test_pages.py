@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from flows import serving
-from flows.ablation import AblationTable, Cell, Row
+from flows.scores.ablation import AblationTable, Cell, Row
+from flows.servers import serving
 from stages.artifacts import CheckpointRef, DatasetRef, Handles, StageResult, digest_of_file, digest_of_folder
 
 CHROMIUM = Path("/usr/bin/chromium")

@@ -13,7 +13,7 @@ from mlflow.tracking import MlflowClient
 
 from flows.plan import make_plan
 from flows.recipe import load_recipe
-from flows.serving import VARIABLE
+from flows.servers.serving import VARIABLE
 from stages.artifacts import is_there
 
 RECIPE = """

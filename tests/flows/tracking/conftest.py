@@ -13,7 +13,7 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from flows.ablation import AblationTable, Cell, Row
+from flows.scores.ablation import AblationTable, Cell, Row
 from flows.tracking import Tracker
 from stages.artifacts import CheckpointRef, DatasetRef, Handles, StageResult, digest_of_file, digest_of_folder
 

@@ -109,7 +109,7 @@ def _prefect(home: Path, port: int) -> Command:
         **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in off},
         **({"PREFECT_SERVER_API_AUTH_STRING": f"{USER}:{secret}"} if secret else {}),
     }
-    return Command([sys.executable, "-m", "flows.prefect_app"], settings)
+    return Command([sys.executable, "-m", "flows.servers.prefect_app"], settings)
 
 
 def _mlflow(home: Path, port: int) -> Command:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from flows.ablation import (
+from flows.scores.ablation import (
     MODE_LABELS,
     MODES,
     RESAMPLES,

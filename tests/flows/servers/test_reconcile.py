@@ -10,13 +10,13 @@ from uuid import UUID
 
 import pytest
 
-from flows import serving
+from flows.servers import serving
 
 pytestmark = pytest.mark.slow
 
 OWNER = """
 import sys
-from flows.reconcile import own
+from flows.servers.reconcile import own
 for flow_run in sys.argv[1:]:
     own(flow_run)
 print("owned", flush=True)
@@ -27,7 +27,7 @@ NESTED = """
 import sys
 from prefect import flow
 from prefect.runtime import flow_run
-from flows.reconcile import own
+from flows.servers.reconcile import own
 
 @flow(flow_run_name="inner")
 def inner():
@@ -104,7 +104,7 @@ class Process:
 
 def closed(*, alone: bool) -> list[str]:
     """What a look at the runs says."""
-    from flows.reconcile import close_dead_runs
+    from flows.servers.reconcile import close_dead_runs
 
     said: list[str] = []
     close_dead_runs(said.append, alone)
@@ -170,7 +170,7 @@ def test_close_dead_runs_flow_killed_closes_its_sub_flow_too() -> None:
 
 
 def test_mark_cancelled_interrupted_runs_become_cancelled_and_completed_ones_stay() -> None:
-    from flows.reconcile import mark_cancelled
+    from flows.servers.reconcile import mark_cancelled
 
     runs = {state: create(state, state) for state in ("Running", "Crashed", "Failed", "Completed")}
     mark_cancelled([*runs.values(), "00000000-0000-4000-8000-000000000000"], "Ctrl-C")

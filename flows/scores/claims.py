@@ -77,7 +77,7 @@ def judge(claim: Claim, samples: Sequence[Mapping[str, Path]]) -> Finding:
 
     Raises DataError when two evaluations share no problem.
     """
-    from flows.ablation import SIGNIFICANCE, paired_differences, pooled_test, preference_differences, problem_scores, score_interval
+    from flows.scores.ablation import SIGNIFICANCE, paired_differences, pooled_test, preference_differences, problem_scores, score_interval
 
     if claim.kind == "flag_followed":
         followed = [_flags(seed[claim.stage]) for seed in samples]
@@ -124,6 +124,6 @@ def render(findings: Sequence[Finding], console: Console) -> None:
 
 
 def _flags(path: Path) -> list[float]:
-    from flows.ablation import FLAG_MODES, read_samples
+    from flows.scores.ablation import FLAG_MODES, read_samples
 
     return [float(row["flag_followed"]) for row in read_samples(path).to_pylist() if row["mode"] in FLAG_MODES]

@@ -2,7 +2,7 @@
 
 Prefect answers to any Host header, and its event and log streams (WebSockets, which CORS does not
 cover) to any page. Here a request is refused that comes by another name than loopback's, or from a
-page that is not the server's own. Run it with `python -m flows.prefect_app` and Prefect's settings.
+page that is not the server's own. Run it with `python -m flows.servers.prefect_app` and Prefect's settings.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import serving
-from flows.processes import marked
-from flows.serving import Server, servers
+from flows.servers import serving
+from flows.servers.processes import marked
+from flows.servers.serving import Server, servers
 from stages.errors import ServerError
 
 
@@ -64,7 +64,7 @@ def nothing_configured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_serving_imported_leaves_prefect_and_mlflow_unimported() -> None:
-    code = "import flows.serving, sys; print(sorted({'prefect', 'mlflow', 'torch'} & set(sys.modules)))"
+    code = "import flows.servers.serving, sys; print(sorted({'prefect', 'mlflow', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -180,7 +180,7 @@ def test_servers_disk_full_shows_how_much_is_left(small_disk: Path) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-from flows.serving import servers
+from flows.servers.serving import servers
 with servers(Path(sys.argv[1])) as running:
     print("ready", running.owned, flush=True)
     sys.stdin.readline()
@@ -310,7 +310,10 @@ def test_own_servers_shared_with_another_process(own: Own) -> None:
     assert other.process.returncode == 0
 
 
-UP = "import sys; from pathlib import Path; from flows.serving import up; up(Path(sys.argv[1]), lambda text: print(text, flush=True))"
+UP = """
+import sys; from pathlib import Path; from flows.servers.serving import up
+up(Path(sys.argv[1]), lambda text: print(text, flush=True))
+"""
 
 
 @pytest.mark.slow

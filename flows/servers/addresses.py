@@ -13,7 +13,7 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from flows.server_commands import PASSWORD, USER, password
+from flows.servers.commands import PASSWORD, USER, password
 from stages.errors import ServerError
 
 NAME = {"prefect": "Prefect", "mlflow": "MLflow"}

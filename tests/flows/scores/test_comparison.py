@@ -17,8 +17,8 @@ import pytest
 from pyarrow import Table, parquet
 from rich.console import Console
 
-from flows.ablation import difference_interval, score_interval, sign_flip_p_value
-from flows.comparison import Comparison, Line, Measured, compare, holm
+from flows.scores.ablation import difference_interval, score_interval, sign_flip_p_value
+from flows.scores.comparison import Comparison, Line, Measured, compare, holm
 from stages.errors import DataError
 
 FIXED: dict[str, Any] = {"format_ok": True, "flag_followed": True, "tokens": 10, "finish": "stop", "preference": 0.0}
@@ -335,10 +335,10 @@ def test_render_fits_the_terminal_without_cutting(width: int) -> None:
 
 def test_stored_comparison_prints_without_heavy_imports() -> None:
     code = (
-        "import sys; from flows.comparison import Comparison; from rich.console import Console; "
+        "import sys; from flows.scores.comparison import Comparison; from rich.console import Console; "
         f"Comparison.from_json({example().to_json()!r}).render(Console()); "
         "heavy = ('scipy', 'matplotlib', 'pyarrow', 'numpy', 'torch', 'prefect', 'mlflow', 'duckdb'); "
         "print([name for name in heavy if name in sys.modules])"
     )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     assert output.stdout.strip().splitlines()[-1] == "[]"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.server_commands import client_settings, password, server_command
-from flows.serving import VARIABLE, servers
+from flows.servers.commands import client_settings, password, server_command
+from flows.servers.serving import VARIABLE, servers
 from stages.errors import ServerError
 
 SECRET = "Kor:rekt-Pferd%7"
@@ -85,7 +85,7 @@ def status(url: str) -> int:
 JOIN = """
 import os, sys
 from pathlib import Path
-from flows.serving import servers
+from flows.servers.serving import servers
 from stages.errors import ServerError
 try:
     with servers(Path(sys.argv[1])) as running:

@@ -9,7 +9,7 @@ import pyarrow.parquet as parquet
 import pytest
 from pydantic import ValidationError
 
-from flows.claims import Claim, judge
+from flows.scores.claims import Claim, judge
 
 
 def evaluation(path: Path, share: float, *, preference: float = 1.0, flags: float = 1.0, problems: int = 60, samples: int = 4) -> Path:

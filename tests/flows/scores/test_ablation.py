@@ -16,7 +16,7 @@ import pytest
 from pyarrow import Table, parquet
 from rich.console import Console
 
-from flows.ablation import (
+from flows.scores.ablation import (
     AblationTable,
     Cell,
     Row,
@@ -396,10 +396,10 @@ def test_draw_writes_a_figure_with_a_panel_a_benchmark(tmp_path: Path) -> None:
 
 def test_stored_table_prints_without_heavy_imports() -> None:
     code = (
-        "import sys; from flows.ablation import AblationTable; from rich.console import Console; "
+        "import sys; from flows.scores.ablation import AblationTable; from rich.console import Console; "
         f"AblationTable.from_json({example().to_json()!r}).render(Console()); "
         "heavy = ('scipy', 'matplotlib', 'pyarrow', 'numpy', 'torch', 'prefect', 'mlflow', 'duckdb'); "
         "print([name for name in heavy if name in sys.modules])"
     )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     assert output.stdout.strip().splitlines()[-1] == "[]"

@@ -16,15 +16,15 @@ from uuid import UUID
 
 import pytest
 
-from flows.processes import marked
-from flows.serving import VARIABLE
+from flows.servers.processes import marked
+from flows.servers.serving import VARIABLE
 
 pytestmark = pytest.mark.slow
 
 UP = """
 import sys
 from pathlib import Path
-from flows.serving import up
+from flows.servers.serving import up
 from stages.errors import ServerError
 try:
     up(Path(sys.argv[1]), lambda text: print(text, flush=True), sys.argv[2:] or None)
@@ -38,7 +38,7 @@ import os, signal, subprocess, sys, time
 from pathlib import Path
 from prefect import flow, serve
 from prefect.runtime import flow_run
-from flows.reconcile import own
+from flows.servers.reconcile import own
 
 @flow(name="hold")
 def hold(label: str):

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from flows.addresses import NAME, STATE, VARIABLE, check_password, choose_ports, read_state, status_of
 from flows.owner import process_identity
-from flows.processes import START_LIMIT_S, Kept, Say, end, end_marked, marked, refusal
-from flows.server_commands import PASSWORD, client_settings, password, server_address, server_command, sign_in
+from flows.servers.addresses import NAME, STATE, VARIABLE, check_password, choose_ports, read_state, status_of
+from flows.servers.commands import PASSWORD, client_settings, password, server_address, server_command, sign_in
+from flows.servers.processes import START_LIMIT_S, Kept, Say, end, end_marked, marked, refusal
 from stages.artifacts import write_json
 from stages.errors import ServerError
 
@@ -127,7 +127,7 @@ def servers(home: Path, say: Say = print) -> Iterator[Servers]:
             from prefect.context import refresh_global_settings_context
 
             refresh_global_settings_context()
-        from flows.reconcile import close_dead_runs
+        from flows.servers.reconcile import close_dead_runs
 
         close_dead_runs(say, alone)
         if alone:  # from here on others may join, and start runs
@@ -192,7 +192,7 @@ def stopping_on_signals() -> Iterator[None]:
 @contextmanager
 def _serving(home: Path, worker: Sequence[str], running: Servers, say: Say) -> Iterator[Kept]:
     """The worker, ready, for the time of the block; then ended with all that it started, and its runs cancelled."""
-    from flows.reconcile import away_is_said, close_dead_runs, mark_cancelled, runs_of
+    from flows.servers.reconcile import away_is_said, close_dead_runs, mark_cancelled, runs_of
 
     mark, ready = f"{_WORKER_MARK}={home}", home / "up.ready"
     prefect = running.members[0]

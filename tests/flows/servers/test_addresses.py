@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.addresses import FIRST_PORT, check_password, choose_ports, status_of
+from flows.servers.addresses import FIRST_PORT, check_password, choose_ports, status_of
 from stages.errors import ServerError
 
 SECRET = "correct-horse"

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from flows.processes import RESTARTS, Kept, end, end_marked, marked
+from flows.servers.processes import RESTARTS, Kept, end, end_marked, marked
 
 STAYS = "import os, sys, time; print('up', flush=True); open(sys.argv[1], 'a').close(); time.sleep(600)"
 STUBBORN = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"

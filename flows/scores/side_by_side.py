@@ -11,7 +11,7 @@ from stages.artifacts import CONFIG
 from stages.errors import DataError
 
 if TYPE_CHECKING:
-    from flows.comparison import Measured
+    from flows.scores.comparison import Measured
     from flows.terminal import Screen
     from flows.tracking import Tracker
 
@@ -22,7 +22,7 @@ _COLUMNS = ("benchmark", "mode", "problem_id", "sample", "correct", "completion"
 
 def show_samples(home: Path, recipe: str, found: Sequence[Measured], screen: Screen) -> str:
     """Write samples of all variants to MLflow, starting the servers for it; returns the page of the last one beside the first."""
-    from flows.serving import servers
+    from flows.servers.serving import servers
 
     with servers(home, say=screen.say) as running:
         from flows.tracking import Tracker

@@ -1,6 +1,6 @@
 """Runs in Prefect that do not say what is true: their process is gone, or was ended on purpose.
 
-A flow run carries its owner, a process, in its labels. Import this after `flows.serving` has set the
+A flow run carries its owner, a process, in its labels. Import this after `flows.servers.serving` has set the
 environment: it imports prefect.
 """
 
