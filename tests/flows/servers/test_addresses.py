@@ -78,9 +78,9 @@ def test_status_nothing_there_is_zero_and_a_refusal_is_its_code(address: str) ->
 
 def test_check_password_of_a_running_server_right_or_none_on_both_sides_passes(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("POSTTRAIN_PASSWORD", raising=False)
-    check_password("prefect", f"{address}/open")
+    assert check_password("prefect", f"{address}/open") is None
     monkeypatch.setenv("POSTTRAIN_PASSWORD", SECRET)
-    check_password("prefect", f"{address}/closed")
+    assert check_password("prefect", f"{address}/closed") is None
 
 
 @pytest.mark.parametrize(
