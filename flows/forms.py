@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema
 
-from flows.post_training import Outcome, Overrides, RecipeName, RunName, StageName, conduct
+from flows.post_training import NoStageName, Outcome, Overrides, RecipeName, RunName, StageName, conduct, name_asked_for
 from flows.request import Request
 from stages.config import STAGES, StageConfig
 
@@ -27,10 +27,10 @@ _TEXT = """Run {kind} again, and the evaluation of its model; everything before 
 
     Args:
         recipe: A recipe that comes with posttrain, or the path of your own .yaml file.
-        of_run: The run to start from: `tiny-3`, `latest`, or an MLflow or Prefect run id.
+        of_run: The run to start from: `tiny-3`, `latest` for the newest of the whole recipe, or an MLflow or Prefect run id.
+        name: {name}
         settings: Only what is filled in is changed.
-        overrides: More settings to change, each `stage.key=value`; nested ones, for instance `{kind}.engine.max_sequences=64`.
-        name: The stage's name in the recipe, when it is not `{kind}`.
+        overrides: More settings to change, each `stage.key=value`: nested ones, a seed, for instance `{example}`.
         downstream: Also run every stage that reads it, directly or not.
         force: Run it even if it is finished; the earlier result is set aside, not lost.
         dry_run: Only plan: what would be reused, resumed and run, and why.
@@ -57,45 +57,49 @@ def _is_placement(item: tuple[str, FieldInfo]) -> bool:
 
 
 def _optional(name: str, field: FieldInfo) -> tuple[Any, Any]:
-    """The same field, empty at first: no default in its schema, so that the form sends only what is filled in."""
-    kind: Any = Literal[True, False] if field.annotation is bool else field.annotation  # a switch cannot be left empty, a choice can
+    """The same field, empty at first."""
+    kind: Any = Literal[True, False] if field.annotation is bool else field.annotation
     inner = Annotated[(kind, *field.metadata)] if field.metadata else kind
     return inner | SkipJsonSchema[None], Field(  # type: ignore[misc]
-        None, title=name, description=field.description, json_schema_extra=_without_default
+        None, title=name, description=field.description, json_schema_extra=_empty_at_first
     )
 
 
-def _without_default(schema: dict[str, Any]) -> None:
+def _empty_at_first(schema: dict[str, Any]) -> None:
+    """Without a default the form sends only what is filled in; without its type a truth value is a choice, which can be left empty."""
     schema.pop("default", None)
+    if schema.get("type") == "boolean":
+        del schema["type"]
 
 
 def _run_name() -> str:
     given = flow_run.parameters
-    changed = [f"{key}={value}" for key, value in dict(given.get("settings") or {}).items() if value is not None]
-    changed += given.get("overrides") or []
-    where = given.get("of_run") or "finished stages"
-    return f"{given['recipe']}: {given.get('name') or flow_run.flow_name} {', '.join(changed) or 'again'} (of {where})"
+    changed = [f"{key}={value}" for key, value in dict(given["settings"]).items() if value is not None]
+    changed += given["overrides"]
+    return name_asked_for(f"{given['name'] or flow_run.flow_name} {', '.join(changed) or 'again'}")
 
 
 def stage_flow(kind: str) -> Flow[..., Any]:
     """The flow that runs one stage of an earlier run again, with a form of that stage's settings."""
-    form = settings_form(kind)
+    form, is_evaluation = settings_form(kind), kind == "evaluation"
+    stage_name = StageName if is_evaluation else NoStageName  # a recipe has many evaluations
 
     def body(
         recipe: RecipeName = "tiny",
         of_run: RunName = "latest",
+        name: stage_name = "",  # type: ignore[valid-type]
         settings: form = {},  # type: ignore[valid-type]  # noqa: B006
         overrides: Overrides = [],  # noqa: B006 - the default that the form shows
-        name: StageName = "",
         downstream: bool = False,
         force: bool = False,
         dry_run: bool = False,
     ) -> Outcome | State | None:
         node = name or kind
+        place = kind if is_evaluation and node.startswith("evaluation_") else node  # one specification for all evaluations
         changed = form.model_validate(settings).model_dump(mode="json", exclude_none=True)
         asked = Request(
             recipe=recipe,
-            overrides=(*(f"{node}.{key}={json.dumps(value)}" for key, value in changed.items()), *overrides),
+            overrides=(*(f"{place}.{key}={json.dumps(value)}" for key, value in changed.items()), *overrides),
             only=None if downstream else node,
             start_from=node if downstream else None,
             of_run=of_run or None,
@@ -104,8 +108,10 @@ def stage_flow(kind: str) -> Flow[..., Any]:
         return conduct(asked, dry_run=dry_run)
 
     body.__name__ = body.__qualname__ = kind
-    body.__doc__ = _TEXT.format(kind=kind)
-    body.__annotations__ = inspect.get_annotations(body, eval_str=True, locals={"form": form})
+    which = "Which one, for instance `evaluation_reasoning_rl`." if is_evaluation else f"Its name in the recipe, when that is not `{kind}`."
+    example = "evaluation.sampler.temperature=0.6" if is_evaluation else f"{kind}.seed=1"
+    body.__doc__ = _TEXT.format(kind=kind, name=which, example=example)
+    body.__annotations__ = inspect.get_annotations(body, eval_str=True, locals={"form": form, "stage_name": stage_name})
     return flow(name=kind, flow_run_name=_run_name, persist_result=False)(body)
 
 

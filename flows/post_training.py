@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
@@ -43,9 +44,13 @@ RecipeName = Annotated[
 Overrides = Annotated[
     list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+=.+$")]], Field(description="Settings to change, each `stage.key=value`.")
 ]
-StageName = Annotated[str, Field(pattern=r"^([a-z][a-z0-9_]*)?$")]
+StageName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+NoStageName = Annotated[str, Field(pattern=r"^([a-z][a-z0-9_]*)?$")]
 RunName = Annotated[str, Field(description="Earlier run to start from: `tiny-3`, `latest`, or an MLflow or Prefect run id; empty: none.")]
 StageNames = Annotated[list[StageName], Field(description="Stages whose last result is reused although their key has changed.")]
+
+
+_NAME_CHARACTERS = 100
 
 
 class Outcome(NamedTuple):
@@ -58,17 +63,25 @@ class Outcome(NamedTuple):
     links: Mapping[str, str]
 
 
+def name_asked_for(what: str) -> str:
+    """Name of the flow run at hand until it has a record: the recipe, what is done, and the run that it starts from."""
+    given = flow_run.parameters
+    of = f", of {given['of_run']}" if given["of_run"] else ""
+    return f"{'plan of ' if given['dry_run'] else ''}{Path(given['recipe']).stem}: {what}{of}"
+
+
 def _run_name() -> str:
     given = flow_run.parameters
-    return ": ".join(filter(None, [given["recipe"], given.get("only"), ", ".join(given.get("overrides") or []) or "default"]))
+    stages = [f"{word} {given[field]}" for field, word in (("only", "only"), ("start_from", "from")) if given[field]]
+    return name_asked_for(", ".join([*stages, *given["overrides"]]) or "default")
 
 
 @flow(name="post-training", flow_run_name=_run_name, persist_result=False)
 def post_training(
     recipe: RecipeName = "tiny",
     overrides: Overrides = [],  # noqa: B006 - the default that the form shows
-    only: StageName = "",
-    start_from: StageName = "",
+    only: NoStageName = "",
+    start_from: NoStageName = "",
     of_run: RunName = "",
     force: bool = False,
     accept_drift: StageNames = [],  # noqa: B006
@@ -84,7 +97,7 @@ def post_training(
         recipe: A recipe that comes with posttrain, or the path of your own .yaml file.
         overrides: Settings to change, each `stage.key=value`, for instance `reasoning_rl.learning_rate=1e-4`.
         only: Only this stage and the evaluation of its model; the whole recipe when left empty.
-        start_from: This stage and every stage that reads it, directly or not.
+        start_from: Only this stage and every stage that reads it, directly or not.
         of_run: Take settings, and the stages that are not run, from this earlier run: `tiny-3`, `latest`, or an MLflow or Prefect run id.
         force: Run what was asked for even if it is finished; the earlier result is set aside, not lost.
         accept_drift: Stages whose last result is reused although their code or settings have changed; the run is marked.
@@ -155,8 +168,9 @@ def open_job(job: Job, variant: str, **about: Any) -> RecipeRun:
         "prefect_run": prefect_run,
     }
     record = open_run(home, whole.name, **content, **about)
+    shown = variant if len(variant) <= _NAME_CHARACTERS else f"{len(whole.overrides)} settings changed"
     with get_client(sync_client=True) as client:
-        client.update_flow_run(UUID(prefect_run), name=": ".join(filter(None, [record.id, record.stage, variant])))
+        client.update_flow_run(UUID(prefect_run), name=": ".join(filter(None, [record.id, record.stage, shown])))
     tracking_run = tracker.start_recipe(
         run=record.id,
         kind=record.kind,

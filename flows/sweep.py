@@ -18,6 +18,7 @@ from pydantic import Field
 from flows.history import keep
 from flows.plan import home_folder
 from flows.post_training import (
+    NoStageName,
     Outcome,
     Overrides,
     RecipeName,
@@ -26,6 +27,7 @@ from flows.post_training import (
     closing_links,
     finish_record,
     given_models,
+    name_asked_for,
     open_job,
     open_part,
     show_comparison,
@@ -47,7 +49,8 @@ Vary = Annotated[
 
 def _run_name() -> str:
     given = flow_run.parameters
-    return f"{given['recipe']}: {given['stage']} {'; '.join(given['vary'])}, {given.get('seeds', 1)} seeds"
+    seeds = f", {given['seeds']} seeds" if given["seeds"] > 1 else ""
+    return name_asked_for(f"{given['stage']} {'; '.join(given['vary'])}{seeds}")
 
 
 @flow(name="ablation", flow_run_name=_run_name, persist_result=False)
@@ -58,7 +61,7 @@ def ablation(
     seeds: Annotated[int, Field(ge=1, le=20)] = 1,
     overrides: Overrides = [],  # noqa: B006
     of_run: RunName = "",
-    compare_at: StageName = "",
+    compare_at: NoStageName = "",
     force: bool = False,
     dry_run: bool = False,
 ) -> Outcome | State | None:

@@ -1,16 +1,24 @@
-"""A stage that does what it is told, for the tests of the supervisor."""
+"""A stage that does what it is told, for the tests of the supervisor; and the command, read while it runs."""
 
 from __future__ import annotations
 
+import os
+import re
+import select
+import signal
+import sqlite3
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from flows.servers.serving import VARIABLE
 from stages.config import BasePretraining
 
 FAKE_STAGE = '''
@@ -139,3 +147,103 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+# ---- the command, as a user runs it ---------------------------------------------------------
+
+
+class Process(NamedTuple):
+    """A live process of a project home."""
+
+    pid: int
+    parent: int
+    command: str
+
+
+class Command:
+    """`posttrain` in a home, read while it runs."""
+
+    limit_s = 3600.0
+
+    def __init__(self, home: Path, *arguments: str, folder: Path | None = None, **environment: str) -> None:
+        known = {name: value for name, value in os.environ.items() if name not in VARIABLE.values()}
+        self.home, self.said = home, ""
+        self.process = subprocess.Popen(
+            [Path(sys.executable).with_name("posttrain"), *arguments],
+            env=known | {"POSTTRAIN_HOME": str(home), "OMP_NUM_THREADS": "1"} | environment,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.out = self.process.stdout
+        self.deadline = time.monotonic() + self.limit_s
+
+    def read(self, until: float) -> bool:
+        """Take in what it says until that time (monotonic seconds). False when it has ended."""
+        while (left := min(until, self.deadline) - time.monotonic()) > 0:
+            if not self.out.closed and not select.select([self.out], [], [], left)[0]:
+                return True
+            if self.out.closed or not (chunk := os.read(self.out.fileno(), 65536)):
+                self.out.close()
+                self.process.wait()
+                return False
+            self.said += chunk.decode(errors="replace")
+        assert time.monotonic() < self.deadline, self.said
+        return True
+
+    def wait_for(self, pattern: str) -> bool:
+        """Read until it says something of that form. False when it has ended before."""
+        while not re.search(pattern, self.said):
+            if not self.read(time.monotonic() + 0.2):
+                return re.search(pattern, self.said) is not None
+        return True
+
+    def end(self) -> int:
+        """Read to its end; returns its exit status."""
+        while self.read(time.monotonic() + 1.0):
+            pass
+        return self.process.returncode
+
+    def processes(self) -> list[Process]:
+        """Every live process that has this home in its environment."""
+        found = []
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            with suppress(OSError):
+                if f"POSTTRAIN_HOME={self.home}".encode() not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    continue
+                state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    found.append(Process(pid, int(parent), Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()))
+        return found
+
+    def states(self) -> dict[str, dict[str, list[str]]]:
+        """Of `prefect` and `mlflow`: the name of a run, to the states of the runs of that name, oldest first."""
+        with sqlite3.connect(f"file:{self.home}/prefect/prefect.db?mode=ro", uri=True) as prefect:
+            flows = prefect.execute("SELECT name, state_type FROM flow_run ORDER BY created").fetchall()
+        with sqlite3.connect(f"file:{self.home}/mlflow.db?mode=ro", uri=True) as mlflow:
+            tracked = mlflow.execute("SELECT name, status FROM runs ORDER BY start_time").fetchall()
+        found: dict[str, dict[str, list[str]]] = {"prefect": {}, "mlflow": {}}
+        for kind, rows in (("prefect", flows), ("mlflow", tracked)):
+            for name, state in rows:
+                found[kind].setdefault(name, []).append(state)
+        return found
+
+
+@pytest.fixture
+def posttrain() -> Iterator[Callable[..., Command]]:
+    """Starts `posttrain` in a home; what is left of it at the end is killed."""
+    started: list[Command] = []
+
+    def start(home: Path, *arguments: str, **options: Any) -> Command:
+        started.append(Command(home, *arguments, **options))
+        return started[-1]
+
+    yield start
+    for command in started:
+        for process in command.processes():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        command.process.wait()
+        command.out.close()

@@ -48,13 +48,12 @@ def flow_of(deployment: RunnerDeployment) -> Flow[..., Any]:
     return load_flow_from_entrypoint(deployment.entrypoint)
 
 
-def run_name(name: str, **given: Any) -> str:
+def run_name(name: str, given: dict[str, Any]) -> str:
     """What a run started from that form is called at first."""
     form = flow_of(FORMS[name])
     assert callable(form.flow_run_name)
-    with FlowRunContext.model_construct(
-        flow=form, flow_run=FlowRun.model_construct(id=uuid4()), parameters=form.validate_parameters(given)
-    ):
+    context: dict[str, Any] = {"flow": form, "flow_run": FlowRun(flow_id=uuid4()), "parameters": form.validate_parameters(given)}
+    with FlowRunContext.model_construct(**context):
         return form.flow_run_name()
 
 
@@ -87,15 +86,17 @@ def test_schema_of_a_form_shown_has_descriptions_and_no_shape_that_renders_badly
 @pytest.mark.parametrize("name", NAMES)
 def test_form_sent_as_it_opens_is_accepted_and_changes_nothing(name: str) -> None:
     shown = {field: rules["default"] for field, rules in schema(name)["properties"].items()}
+    if name == "stage evaluation":  # of many evaluations one has to be named
+        assert faults(name, shown) == ["name: '' does not match '^[a-z][a-z0-9_]*$'"]
+        shown["name"] = "evaluation_base"
     assert faults(name, shown) == []
-    assert faults(name, {}) == []
-    form = flow_of(FORMS[name])
-    assert form.validate_parameters(shown) == form.validate_parameters({})
+    flow_of(FORMS[name]).validate_parameters(shown)
     assert shown["recipe"] in recipe_names()
     assert {field: value for field, value in shown.items() if value} == {
         "recipe": "tiny",
         **({"stage": "reasoning_rl", "vary": ["loss=dapo,dr_grpo"], "seeds": 1} if name == "recipe ablation" else {}),
         **({"of_run": "latest"} if name.startswith("stage") else {}),
+        **({"name": "evaluation_base"} if name == "stage evaluation" else {}),
     }
 
 
@@ -103,7 +104,12 @@ def test_form_sent_as_it_opens_is_accepted_and_changes_nothing(name: str) -> Non
 def test_settings_of_a_stage_left_empty_send_nothing(kind: str) -> None:
     for group in schema(f"stage {kind}")["definitions"].values():
         assert [field for field, rules in group["properties"].items() if "default" in rules] == []
-    assert settings_form(kind).model_validate({}).model_dump(exclude_none=True) == {}
+    form = settings_form(kind)
+    assert form.model_validate({}).model_dump(exclude_none=True) == {}
+    shown = schema(f"stage {kind}")["definitions"][f"{STAGES[kind].__name__}Settings"]["properties"]
+    emptied = dict.fromkeys(field for field, rules in shown.items() if "enum" not in rules)  # filled in and cleared again
+    assert faults(f"stage {kind}", {"settings": emptied}) == []
+    assert form.model_validate(emptied).model_dump(exclude_none=True) == {}
 
 
 @pytest.mark.parametrize("kind", STAGES)
@@ -116,7 +122,7 @@ def test_settings_of_a_stage_shown_have_its_bounds_and_choices(kind: str) -> Non
     for field, rules in plain.items():
         expected = {rule: rules[rule] for rule in RULES if rule in rules}
         if rules["type"] == "boolean":
-            expected["enum"] = [True, False]  # a choice can be left empty, a switch cannot
+            expected = {"enum": [True, False]}  # a choice can be left empty, the switch of a boolean cannot
         assert {rule: shown["properties"][field][rule] for rule in RULES if rule in shown["properties"][field]} == expected, field
         assert shown["properties"][field]["description"] == rules["description"]
     placed = [bool(config[field].get("placement")) for field in shown["properties"]]
@@ -135,13 +141,13 @@ def test_recipe_form_filled_in_can_say_all_that_a_request_can() -> None:
         ("recipe", {"overrides": ["reasoning_rl.steps"]}, "overrides.0: 'reasoning_rl.steps' does not match"),
         ("recipe", {"only": "Reasoning RL"}, "only: 'Reasoning RL' does not match"),
         ("recipe", {"accept_drift": [""]}, "accept_drift.0: '' does not match"),
-        ("recipe", {"force": "yes"}, "force: 'yes' is not of type 'boolean'"),
+        ("recipe", {"force": "perhaps"}, "force: 'perhaps' is not of type 'boolean'"),
         ("recipe ablation", {"stage": ""}, "stage: '' does not match"),
         ("recipe ablation", {"vary": []}, "vary: [] should be non-empty"),
         ("recipe ablation", {"vary": ["loss"]}, "vary.0: 'loss' does not match"),
         ("recipe ablation", {"seeds": 0}, "seeds: 0 is less than the minimum of 1"),
         ("stage reasoning_rl", {"settings": {"steps": 0}}, "settings.steps: 0 is less than the minimum of 1"),
-        ("stage reasoning_rl", {"settings": {"steps": 1.5}}, "settings.steps: 1.5 is not of type 'integer'"),
+        ("stage reasoning_rl", {"settings": {"steps": 1.5}}, "settings.steps: 1.5 is not valid"),
         ("stage reasoning_rl", {"settings": {"learning_rate": 0}}, "settings.learning_rate: 0 is less than or equal to the minimum"),
         ("stage reasoning_rl", {"settings": {"loss": "ppo"}}, "settings.loss: 'ppo' is not one of"),
         ("stage reasoning_rl", {"settings": {"stepz": 3}}, "settings: Additional properties are not allowed ('stepz' was unexpected)"),
@@ -172,19 +178,19 @@ def test_form_with_right_values_sent_is_accepted(name: str, given: dict[str, Any
 @pytest.mark.parametrize(
     ("name", "given", "expected"),
     [
-        ("recipe", {}, "tiny"),
+        ("recipe", {}, "tiny: default"),
         ("recipe", {"recipe": "/home/me/own.yaml", "overrides": ["seed=1"]}, "own: seed=1"),
         ("recipe", {"only": "fusion"}, "tiny: only fusion"),
         ("recipe", {"start_from": "fusion", "of_run": "tiny-3"}, "tiny: from fusion, of tiny-3"),
-        ("recipe", {"dry_run": True}, "plan of tiny"),
+        ("recipe", {"dry_run": True}, "plan of tiny: default"),
         ("recipe ablation", {}, "tiny: reasoning_rl loss=dapo,dr_grpo"),
         ("recipe ablation", {"vary": ["loss=dapo,grpo", "steps=5,9"], "seeds": 3}, "tiny: reasoning_rl loss=dapo,grpo; steps=5,9, 3 seeds"),
         ("stage fusion", {}, "tiny: fusion again, of latest"),
         ("stage fusion", {"of_run": ""}, "tiny: fusion again"),
-        ("stage reasoning_rl", {"settings": {"steps": 5, "loss": "grpo"}}, "tiny: reasoning_rl loss=grpo, steps=5, of latest"),
+        ("stage reasoning_rl", {"settings": {"steps": 5, "loss": "grpo"}}, "tiny: reasoning_rl steps=5, loss=grpo, of latest"),
         ("stage distillation", {"name": "distillation_control", "overrides": ["seed=1"]}, "tiny: distillation_control seed=1, of latest"),
-        ("stage base_pretraining", {"settings": {"bf16": False}, "dry_run": True}, "plan of tiny: base_pretraining bf16=false, of latest"),
+        ("stage base_pretraining", {"settings": {"bf16": False}, "dry_run": True}, "plan of tiny: base_pretraining bf16=False, of latest"),
     ],
 )
 def test_run_started_from_a_form_has_a_name_that_says_what_it_does(name: str, given: dict[str, Any], expected: str) -> None:
-    assert run_name(name, **given) == expected
+    assert run_name(name, given) == expected
