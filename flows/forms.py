@@ -82,12 +82,11 @@ def _run_name() -> str:
 def stage_flow(kind: str) -> Flow[..., Any]:
     """The flow that runs one stage of an earlier run again, with a form of that stage's settings."""
     form, is_evaluation = settings_form(kind), kind == "evaluation"
-    stage_name = StageName if is_evaluation else NoStageName  # a recipe has many evaluations
 
     def body(
         recipe: RecipeName = "tiny",
         of_run: RunName = "latest",
-        name: stage_name = "",  # type: ignore[valid-type]
+        name: NoStageName = "",
         settings: form = {},  # type: ignore[valid-type]  # noqa: B006
         overrides: Overrides = [],  # noqa: B006 - the default that the form shows
         downstream: bool = False,
@@ -111,7 +110,9 @@ def stage_flow(kind: str) -> Flow[..., Any]:
     which = "Which one, for instance `evaluation_reasoning_rl`." if is_evaluation else f"Its name in the recipe, when that is not `{kind}`."
     example = "evaluation.sampler.temperature=0.6" if is_evaluation else f"{kind}.seed=1"
     body.__doc__ = _TEXT.format(kind=kind, name=which, example=example)
-    body.__annotations__ = inspect.get_annotations(body, eval_str=True, locals={"form": form, "stage_name": stage_name})
+    body.__annotations__ = inspect.get_annotations(body, eval_str=True, locals={"form": form})
+    if is_evaluation:  # of which a recipe has many
+        body.__annotations__["name"] = StageName
     return flow(name=kind, flow_run_name=_run_name, persist_result=False)(body)
 
 

@@ -218,7 +218,8 @@ def _close(run: RecipeRun, start: float) -> Outcome:
         show_comparison(run, beside)
     if job.is_whole:
         made = {alias: run.results[node].outputs["model"] for alias, node in job.whole.release.items()}
-        run.tracker.release(run.tracking_run, {alias: ref for alias, ref in made.items() if isinstance(ref, CheckpointRef)})
+        if released := {alias: ref for alias, ref in made.items() if isinstance(ref, CheckpointRef)}:
+            run.tracker.release(run.tracking_run, released)
     run.tracker.finish_recipe(run.tracking_run, table=table, figure=figure, table_json=table_json, status="FINISHED")
     links |= closing_links(run, first=job.stage)
     spent = totals({name: run.results[name] for name in run.ran}, time.monotonic() - start)

@@ -170,7 +170,7 @@ class Command:
         self.home, self.said = home, ""
         self.process = subprocess.Popen(
             [Path(sys.executable).with_name("posttrain"), *arguments],
-            env=known | {"POSTTRAIN_HOME": str(home), "OMP_NUM_THREADS": "1"} | environment,
+            env=known | {"POSTTRAIN_HOME": str(home)} | environment,
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
