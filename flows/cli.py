@@ -346,6 +346,35 @@ def sync(as_json: Json = False) -> None:
 
 
 @app.command()
+def sql(
+    query: Annotated[
+        str | None, typer.Argument(help="A SELECT, or the name of a question (--tables lists them).", metavar="QUERY", show_default=False)
+    ] = None,
+    values: Annotated[list[str] | None, typer.Argument(help="What the question takes.", metavar="VALUES", show_default=False)] = None,
+    tables: Annotated[bool, typer.Option("--tables", help="List the tables of the run and the named questions.")] = False,
+    of: Annotated[str | None, typer.Option("--of", help="The run to ask: tiny-3, latest; without it the newest.", metavar="RUN")] = None,
+    as_json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV to standard output.")] = False,
+) -> None:
+    """Ask the data of a run in SQL, read-only: problems, dropped rows and why, overlap, pass rates, rollouts, samples.
+
+    Examples: posttrain sql why PROBLEM_ID; posttrain sql funnel; posttrain sql "select rule, count(*) from dropped group by rule"
+    """
+    with _reported(as_json or as_csv) as screen:
+        from flows.questions import Form, answer, opened, show, show_tables, tables_of
+
+        record, files = tables_of(home_folder(), of)
+        with opened(files) as database:
+            if query is None and not tables:
+                raise ConfigError("give a query or a question; `posttrain sql --tables` lists what can be asked")
+            form: Form = "json" if as_json else "csv" if as_csv else "table"
+            if tables or query is None:
+                show_tables(database, record, files, screen.console, form)
+            else:
+                show(answer(database, query, values or ()), screen.console, form)
+
+
+@app.command()
 def gc(
     keep: Annotated[int, typer.Option(help="Runs of each recipe whose checkpoints stay, the newest ones.", min=1)] = 3,
     unfinished_days: Annotated[float, typer.Option(help="Age at which a stage that never finished is given up.", min=0)] = 7.0,

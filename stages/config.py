@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PLACEMENT: dict[str, Any] = {"placement": True}
@@ -85,21 +86,110 @@ class ReasoningGymSource(Settings):
     family: Literal["chain_sum", "leg_counting", "products"] = Field(description="reasoning-gym family with worked traces.")
     size: int = Field(ge=1, description="Problems to generate.")
     parameters: dict[str, int] = Field(default_factory=dict, description="The family's own settings, for instance max_terms.")
+    id: str | None = Field(None, pattern=r"^[\w.-]+$", description="Name of the source in tables; without it its place and its family.")
+    licence: str | None = Field(None, description="Licence of the problems, for the data report.")
 
 
-class FileSource(Settings):
-    """Problems from a JSONL or Parquet file with a question and an answer column."""
+class RowSource(Settings):
+    """Problems from rows with a question and an answer column: what every such source says about itself."""
 
-    kind: Literal["file"] = "file"
-    path: Path = Field(description="A .jsonl or .parquet file.")
+    id: str | None = Field(
+        None, pattern=r"^[\w.-]+$", description="Name of the source in tables; without it its place and its file's name."
+    )
+    revision: str | None = Field(
+        None, description="Pinned revision: of a hub data set its commit; of a file its SHA-256, which is then checked.", min_length=7
+    )
+    licence: str | None = Field(None, description="Licence of the rows, for the data report.")
     question: str = Field("question", description="Column that holds the question.")
     answer: str = Field("answer", description="Column that holds the gold answer.")
+    answer_after: str | None = Field(
+        None, min_length=1, description="Mark in the answer column after which the gold answer stands, for instance ####."
+    )
     trace: str | None = Field(None, description="Column with a worked chain of thought, when there is one.")
+    row_id: str | None = Field(None, description="Column that names a row; a row whose name is taken goes to quarantine.")
     family: str = Field("file", description="Name for these problems in tables.")
+    answer_type: Literal["text", "number", "integer"] = Field(
+        "text", description="What every answer must be; a row with another goes to quarantine."
+    )
     max_bad_share: Fraction = Field(0.05, description="Share of unreadable rows past which curation stops.")
 
 
-Source = Annotated[ReasoningGymSource | FileSource, Field(discriminator="kind")]
+class FileSource(RowSource):
+    """A JSONL, Parquet or CSV file."""
+
+    kind: Literal["file"] = "file"
+    path: Path = Field(description="A .jsonl, .parquet or .csv file.")
+
+
+class DuckDBSource(RowSource):
+    """A table of a DuckDB file."""
+
+    kind: Literal["duckdb"] = "duckdb"
+    path: Path = Field(description="The database file; it is opened read-only.")
+    table: str = Field(description="Table or view that holds the rows.")
+
+
+class HuggingFaceSource(RowSource):
+    """A data set in the form of Hugging Face: a folder, or a name on the hub. Code that comes with a data set is never run."""
+
+    kind: Literal["huggingface"] = "huggingface"
+    name: str = Field(description="A local folder (of `save_to_disk`, or of data files), or a hub name such as org/name.")
+    configuration: str | None = Field(None, description="Configuration (subset) of the data set.")
+    split: str = Field("train", description="Split to read.")
+
+    @model_validator(mode="after")
+    def _hub_name_is_pinned(self) -> HuggingFaceSource:
+        if self.revision is None and not Path(self.name).is_dir():
+            raise ValueError(f"{self.name} is no folder here, so it is a hub name; the rule is a pinned `revision` (a commit) beside it")
+        return self
+
+    def files(self) -> tuple[Path, ...]:
+        """Every file of a local folder; nothing for a hub name, which its revision pins."""
+        return tuple(sorted(path for path in Path(self.name).rglob("*") if path.is_file()))
+
+
+Source = Annotated[ReasoningGymSource | FileSource | DuckDBSource | HuggingFaceSource, Field(discriminator="kind")]
+
+
+DecontaminationRule = Literal["open_r1", "tulu3", "r1", "gpt3", "masked_number", "embedding"]
+
+
+class Decontamination(Settings):
+    """Which overlap with a benchmark counts, and what follows from it. A question that equals a benchmark's is always dropped."""
+
+    drop: tuple[DecontaminationRule, ...] = Field(("open_r1",), description="Rules whose hits leave the training problems.")
+    report: tuple[DecontaminationRule, ...] = Field(
+        ("tulu3", "r1", "gpt3", "masked_number"), description="Rules whose hits are listed and counted, and stay."
+    )
+    wording_share: Fraction | None = Field(
+        0.2,
+        description="A run of words in more than this share of a benchmark family's and of a training family's questions is wording and "
+        "no evidence; null for the rules as they were published.",
+    )
+    tulu3_coverage: Fraction = Field(0.5, description="Share of a benchmark question's words past which one training question covers it.")
+    tulu3_flagged_share: Fraction = Field(
+        0.02, description="Share of a benchmark's questions past which a source that covers them is flagged."
+    )
+    embedding_model: Path | None = Field(None, description="Local folder of a sentence model (safetensors), for the rule `embedding`.")
+    embedding_similarity: Fraction = Field(0.9, description="Cosine similarity from which two questions count as the same.")
+    embedding_max_tokens: int = Field(512, ge=8, description="Tokens of a question that the sentence model sees; the rest is cut.")
+    embedding_batch_size: int = Field(64, ge=1, description="Questions encoded at once.", json_schema_extra=PLACEMENT)
+
+    @property
+    def rules(self) -> tuple[DecontaminationRule, ...]:
+        """Every rule that is run, those that drop first."""
+        return tuple(dict.fromkeys((*self.drop, *self.report)))
+
+    @model_validator(mode="after")
+    def _embedding_has_a_model(self) -> Decontamination:
+        if "embedding" in self.rules and self.embedding_model is None:
+            raise ValueError("the rule embedding has no model; name a local folder under embedding_model, or leave the rule out")
+        return self
+
+    def files(self) -> tuple[Path, ...]:
+        """Every file of the sentence model's folder."""
+        folder = self.embedding_model
+        return () if folder is None else tuple(sorted(path for path in folder.rglob("*") if path.is_file()))
 
 
 class PoolConfig(Settings):
@@ -107,6 +197,9 @@ class PoolConfig(Settings):
 
     share: Fraction = Field(description="Share of the problems of each family.")
     with_trace: bool = Field(False, description="Keep only problems that come with a worked trace.")
+
+
+Exclusion = Literal["multiple choice", "true or false", "proof", "multi-part", "no checkable answer"]
 
 
 class Curation(StageConfig):
@@ -120,13 +213,44 @@ class Curation(StageConfig):
         "benchmarks": "dataset",
     }
 
-    sources: tuple[Source, ...] = Field(min_length=1, description="Where training problems come from.")
+    sources_file: str = Field("datasets/sources.yaml", description="Describes sources by id; `sources` and `benchmarks` may name them.")
+    sources: tuple[Source, ...] = Field(min_length=1, description="Where training problems come from: settings, or an id of sources_file.")
     benchmarks: dict[str, tuple[Source, ...]] = Field(min_length=1, description="Held-out problem sets by name.")
     benchmark_size: int = Field(128, ge=2, description="Problems kept per benchmark, families in equal parts where possible.")
+    max_characters: int = Field(20_000, ge=1, description="Longest question and longest answer; a row past it goes to quarantine.")
+    exclude: tuple[Exclusion, ...] = Field(
+        ("multiple choice", "true or false", "proof", "multi-part", "no checkable answer"),
+        description="Kinds of training problems that are dropped: a verifier cannot tell right answers from lucky ones (Kimi k1.5, Qwen3).",
+    )
+    near_duplicate_similarity: Fraction = Field(
+        0.9,
+        description="Jaccard similarity of word 5-grams from which a later question with the same numbers and signs is dropped; 0: off.",
+    )
+    twins_kept: int = Field(0, ge=0, description="Most problems kept that differ in their numbers only; 0 keeps all and only reports them.")
+    decontamination: Decontamination = Field(default_factory=Decontamination, description="Which overlap with a benchmark counts.")
     decontamination_ngram: int = Field(8, ge=2, description="Words in a shared n-gram that marks contamination (open-r1: 8).")
     pools: dict[Literal["cold_start", "rl", "preference", "distillation"], PoolConfig] = Field(
         description="Disjoint shares of the problems."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_sources_are_looked_up(cls, content: Any) -> Any:
+        """Put the description of `sources_file` in the place of every id, so that it counts as if it stood in the recipe."""
+        if not isinstance(content, dict):
+            return content
+        path = Path(content.get("sources_file", cls.model_fields["sources_file"].default))
+
+        def described(group: Any) -> Any:
+            if not isinstance(group, list | tuple):
+                return group
+            return [_described(path, item) if isinstance(item, str) else item for item in group]
+
+        benchmarks = content.get("benchmarks")
+        found = {"sources": described(content.get("sources"))} if "sources" in content else {}
+        if isinstance(benchmarks, dict):
+            found["benchmarks"] = {name: described(group) for name, group in benchmarks.items()}
+        return content | found
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Curation:
@@ -137,19 +261,49 @@ class Curation(StageConfig):
 
     def files(self) -> tuple[Path, ...]:
         every = [*self.sources, *(source for group in self.benchmarks.values() for source in group)]
-        return tuple(source.path for source in every if isinstance(source, FileSource))
+        single = tuple(source.path for source in every if isinstance(source, FileSource | DuckDBSource))
+        folders = tuple(path for source in every if isinstance(source, HuggingFaceSource) for path in source.files())
+        return single + folders + self.decontamination.files()
+
+
+def _described(path: Path, name: str) -> dict[str, Any]:
+    """What `sources_file` says about a source, its id included. Raises ValueError naming the ids that there are."""
+    try:
+        listed = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{name!r} stands for a source of {path}, which cannot be read ({error}); mend sources_file") from error
+    if not isinstance(listed, dict) or not isinstance(listed.get(name), dict):
+        known = sorted(listed) if isinstance(listed, dict) else []
+        raise ValueError(f"{path} describes no source {name!r}; the rule is one of {known}, or settings in the recipe")
+    return {"id": name, **listed[name]}
+
+
+RateFilter = Literal["band", "kimi_easy", "olmo3", "skywork", "qwen2_5_math", "big_math"]
+"""Filters on the pass rate alone, by their source."""
 
 
 class PassRates(StageConfig):
     """Settings of `pass_rates`."""
 
-    reads: ClassVar[dict[str, Literal["model", "dataset"]]] = {"model": "model", "problems": "dataset"}
-    writes: ClassVar[dict[str, Literal["model", "dataset"]]] = {"pass_rates": "dataset", "band": "dataset"}
+    reads: ClassVar[dict[str, Literal["model", "dataset"]]] = {"model": "model", "second_model": "model", "problems": "dataset"}
+    optional_reads: ClassVar[frozenset[str]] = frozenset({"second_model"})
+    writes: ClassVar[dict[str, Literal["model", "dataset"]]] = {"pass_rates": "dataset", "attempts": "dataset", "band": "dataset"}
 
     attempts: int = Field(8, ge=2, description="Samples per problem (best-of-8).")
     problems: int = Field(512, ge=1, description="At most this many problems are tried, in pool order.")
     thinking: bool = Field(True, description="Answer in thinking mode.")
-    band: tuple[Fraction, Fraction] = Field((0.125, 0.875), description="Pass rates kept for RL, both ends included.")
+    filters: tuple[RateFilter | Literal["kimi_guess", "qwen3_guess", "s1"], ...] = Field(
+        ("band",), description="Filters a problem must pass, by their source; `s1` needs the input `second_model`."
+    )
+    band: tuple[Fraction, Fraction] = Field((0.125, 0.875), description="Filter `band`: pass rates kept for RL, both ends included.")
+    kimi_easy_rate: float = Field(1.0, gt=0, le=1, description="Filter `kimi_easy`: a pass rate from here on is trivial (none published).")
+    olmo3_max_rate: Fraction = Field(0.625, description="Filter `olmo3`: highest pass rate kept.")
+    kimi_guess_tries: int = Field(8, ge=1, description="Filter `kimi_guess`: answers without thinking, none of which may be right.")
+    qwen3_guess_tries: int = Field(1, ge=1, description="Filter `qwen3_guess`: answers without thinking, none of which may be right.")
+    stop_when_certain: bool = Field(
+        False, description="Stop trying a problem once no outcome of its remaining attempts can change what any filter says."
+    )
+    attempts_per_round: int = Field(2, ge=1, description="With `stop_when_certain`: attempts between two looks.")
     max_not_graded_share: Fraction = Field(0.05, description="Share of ungraded samples past which the stage stops.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="How completions are drawn.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")
@@ -158,6 +312,12 @@ class PassRates(StageConfig):
     def _band_is_ordered(self) -> PassRates:
         if self.band[0] > self.band[1]:
             raise ValueError(f"band {self.band} is empty; the rule is low <= high")
+        return self
+
+    @model_validator(mode="after")
+    def _filters_are_named_once(self) -> PassRates:
+        if len(set(self.filters)) < len(self.filters):
+            raise ValueError(f"filters {list(self.filters)}: one is named twice; name each once")
         return self
 
 
@@ -171,11 +331,72 @@ class SupervisedConfig(StageConfig):
     max_tokens: int = Field(384, ge=16, description="Longest training text, in tokens; longer ones are an error.")
 
 
+class ResponseFilterLimits(Settings):
+    """Limits of the response filters; none of them is published, so they are ours."""
+
+    max_repeated_share: Fraction = Field(0.3, description="`repetition`: share of 8-word runs that occurred before.")
+    max_line_repeats: int = Field(4, ge=1, description="`repetition`: times that one line may follow itself.")
+    max_foreign_share: Fraction = Field(0.02, description="`language`: share of words in another script than the question's.")
+    max_paragraph_words: int = Field(400, ge=1, description="`paragraphs`: words in one paragraph of the thinking.")
+    max_similarity: Fraction = Field(0.9, description="`validation`: likeness to a validation item, in shared 3-word runs.")
+
+
+ResponseFilter = Literal["answer", "repetition", "guesswork", "agreement", "language", "validation", "paragraphs", "code_blocks"]
+"""Qwen3's six (arXiv 2505.09388, 4.1), then two of R1's readability rules (arXiv 2501.12948, 2.3.3)."""
+
+
 class ColdStart(SupervisedConfig):
     """Settings of `cold_start`."""
 
-    reads: ClassVar[dict[str, Literal["model", "dataset"]]] = {"model": "model", "traces": "dataset"}
-    writes: ClassVar[dict[str, Literal["model", "dataset"]]] = {"model": "model"}
+    reads: ClassVar[dict[str, Literal["model", "dataset"]]] = {"model": "model", "traces": "dataset", "validation": "dataset"}
+    optional_reads: ClassVar[frozenset[str]] = frozenset({"validation"})
+    writes: ClassVar[dict[str, Literal["model", "dataset"]]] = {"model": "model", "selection": "dataset"}
+
+    filters: tuple[ResponseFilter, ...] = Field(
+        ("answer", "repetition", "guesswork", "agreement", "language", "paragraphs", "code_blocks"),
+        description="Filters that a trace must pass; `validation` needs the input of that name.",
+    )
+    limits: ResponseFilterLimits = Field(default_factory=ResponseFilterLimits, description="Limits of the filters.")
+    review: Path | None = Field(
+        None, description="A JSONL file of traces that people have reviewed; then only those marked `keep` are used."
+    )
+
+    def files(self) -> tuple[Path, ...]:
+        return () if self.review is None else (self.review,)
+
+
+class CurriculumConfig(Settings):
+    """Which problems a step of RL takes."""
+
+    order: Literal["uniform", "easy_to_hard", "prioritised", "band", "warmup_then_hard"] = Field(
+        "uniform",
+        description="All in turn; from the highest success rate to the lowest; in proportion to 1 - rate; only rates inside `band`; "
+        "uniform at first, then only rates below `hard_below` (the last four: Kimi k1.5, arXiv 2501.12599, 2.3.4).",
+    )
+    band: tuple[Fraction, Fraction] = Field((0.25, 0.75), description="Order `band`: success rates taken, both ends included.")
+    uniform_steps: int = Field(24, ge=0, description="Order `warmup_then_hard`: steps before the change (Kimi k1.5, figure 9: 24).")
+    hard_below: Fraction = Field(0.5, description="Order `warmup_then_hard`: success rates below are hard.")
+    balance_topics: bool = Field(False, description="Give every topic (family) the same total weight.")
+    live: bool = Field(False, description="Rollouts change the success rates; without it they stay those of `pass_rates`.")
+    update: Literal["counts", "exponential"] = Field(
+        "counts", description="Live: rate from all counts, or moved a part of the way to each new group's."
+    )
+    prior_tries: float = Field(8.0, gt=0, description="Live, `counts`: attempts that the starting rate stands for.")
+    update_rate: float = Field(0.3, gt=0, le=1, description="Live, `exponential`: part of the way to the new group's rate.")
+    retire_at: float | None = Field(
+        None, gt=0, le=1, description="Live: a problem with this success rate or a higher one is mastered and leaves."
+    )
+    retire_after: int = Field(16, ge=1, description="Live: rollouts of a problem before it may leave.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> CurriculumConfig:
+        if self.band[0] > self.band[1]:
+            raise ValueError(f"band {self.band} is empty; the rule is low <= high")
+        if self.retire_at is not None and not self.live:
+            raise ValueError("retire_at needs the rollouts' success rates; set live: true")
+        if self.balance_topics and self.order == "easy_to_hard":
+            raise ValueError("easy_to_hard walks through one ranking, so topics cannot be balanced; choose another order")
+        return self
 
 
 class PolicyGradientConfig(StageConfig):
@@ -201,6 +422,7 @@ class PolicyGradientConfig(StageConfig):
         128, ge=1, description="Rollouts per forward pass; gradients add up to the whole step.", json_schema_extra=PLACEMENT
     )
     save_every: int = Field(10, ge=1, description="Steps between checkpoints a rerun can resume from.", json_schema_extra=PLACEMENT)
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig, description="Which problems a step takes.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")
 
     @model_validator(mode="after")
@@ -235,6 +457,10 @@ class RejectionSampling(StageConfig):
     problems: int = Field(256, ge=1, description="At most this many problems are sampled.")
     attempts: int = Field(4, ge=1, description="Samples per problem.")
     keep_per_problem: int = Field(1, ge=1, description="Right samples kept per problem, shortest first.")
+    filters: tuple[Literal["repetition", "guesswork", "agreement", "language", "paragraphs", "code_blocks"], ...] = Field(
+        (), description="Response filters that a right sample must pass, as in `cold_start`."
+    )
+    limits: ResponseFilterLimits = Field(default_factory=ResponseFilterLimits, description="Limits of the filters.")
     max_not_graded_share: Fraction = Field(0.05, description="Share of ungraded samples past which the stage stops.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="How completions are drawn.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")

@@ -1,32 +1,35 @@
 """Curation: from sources to disjoint, decontaminated pools of problems, and held-out benchmarks.
 
-What      Loads every source into a DuckDB database, puts rows that cannot be used in quarantine, and
-          runs the SQL in `datasets/sql` in order: normalise, drop duplicates, take the benchmarks,
-          drop training problems that overlap them, deal the rest to pools.
-Reads     Nothing from other stages: reasoning-gym families, JSONL and Parquet files.
-Writes    `data/`: one Parquet file a pool and `benchmarks.parquet`; for review `contamination.parquet`
-          (both texts of each hit), `quarantine.parquet` and `curation.duckdb` with every table.
-Papers    open-r1's decontamination script (any shared 8-gram of words); GPT-3 (arXiv 2005.14165,
-          appendix C) for the idea that n-grams found everywhere are no evidence.
-Differs   A run of words that a fifth of a benchmark family and a fifth of a training family share is
-          the family's wording and no evidence, nor is a run that overlaps it (the plain rule would
-          drop every generated problem); on other text the rule is open-r1's, word for word. A
-          question equal to a benchmark's is dropped whatever its length.
+What      Loads every source into a DuckDB database, puts rows that cannot be used in quarantine, and runs
+          the SQL in `datasets/sql` in order: normalise, drop kinds of problems that cannot be graded, drop
+          duplicates and near-duplicates, take the benchmarks, drop training problems that overlap them,
+          deal the rest to pools. Every dropped row keeps its rule, the evidence and the other problem.
+Reads     Nothing from other stages: reasoning-gym families, files, DuckDB tables, Hugging Face data sets.
+Writes    `data/`: one Parquet file a pool and `benchmarks.parquet`; for review `problems`, `dropped`, `quarantine`,
+          `contamination` (both texts of each hit), `contamination_counts`, `numbered_twins`, `sources`,
+          `families` and `funnel`, and `curation.duckdb` with every table. `report/`: the data report.
+Papers    Kimi k1.5 (arXiv 2501.12599, 2.1) and Qwen3 (arXiv 2505.09388, 4.1) for the kinds of problems that are
+          dropped; MinHash as in Lee et al. (arXiv 2107.06499); decontamination: `stages/decontamination.py`.
+Differs   Near-duplicates must share all numbers and signs, since problems of one kind differ in nothing
+          else; questions that differ in numbers only are listed, and dropped on request alone. Kinds are
+          found by rules where the papers ask a model; what the rules miss is measured on labelled problems.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stages.artifacts import DatasetRef, Handles, StageOutput, digest_of_file
-from stages.config import Curation, FileSource, ReasoningGymSource
+from stages.config import Curation, ReasoningGymSource
+from stages.data_report import write_report
+from stages.decontamination import find as find_overlap
 from stages.errors import DataError
-from stages.problems import generate, seed_of
+from stages.near_duplicates import find as find_near_duplicates
+from stages.near_duplicates import fold
 from stages.records import Recorder
+from stages.sources import Place, RawRow, read_source, sources_in_order, where
 
 if TYPE_CHECKING:
     import duckdb
@@ -34,46 +37,37 @@ if TYPE_CHECKING:
 
 DATASETS = Path(__file__).resolve().parents[1] / "datasets"
 STAGING = ("stg_rows", "quarantine", "stg_problems", "stg_source_counts")
-INTERMEDIATE = (
-    "int_benchmark_candidates",
-    "int_benchmark_problems",
-    "int_training_copies",
-    "int_benchmark_ngrams",
-    "int_shared_ngrams",
-    "int_template_ngrams",
-    "int_content_ngrams",
-    "int_contamination",
+DUPLICATES = ("int_exclusions", "int_training_copies")
+PROBLEMS = ("int_repeats", "int_training_problems", "int_benchmark_candidates", "int_benchmark_problems")
+CONTAMINATION = ("int_contamination",)
+MARTS = (
+    "benchmarks",
+    "contamination",
+    "contamination_counts",
+    "dropped",
+    "numbered_twins",
+    "pools",
+    "funnel",
+    "sources",
+    "families",
 )
-MARTS = ("benchmarks", "contamination", "dropped", "pools", "funnel")
 POOLS = ("cold_start", "rl", "preference", "distillation")
 PROBLEM_COLUMNS = ("problem_id", "question", "answer", "family", "source", "trace", "scale")
+FOR_REVIEW = {
+    "quarantine": "quarantine",
+    "contamination": "contamination",
+    "contamination_counts": "contamination_counts",
+    "dropped": "dropped",
+    "numbered_twins": "numbered_twins",
+    "pools": "problems",
+    "funnel": "funnel",
+    "sources": "sources",
+    "families": "families",
+}
+"""Tables that are written beside the artifacts, by the name of their file."""
 _EXAMPLES_SHOWN = 3
-
-
-class RawRow(NamedTuple):
-    """A row as a source gave it. `unreadable` says why it has no question or answer, when it cannot have one."""
-
-    pool_order: int
-    benchmark: str | None
-    source: str
-    row_number: int
-    question: str | None
-    answer: str | None
-    trace: str | None
-    family: str
-    scale: int
-    row_text: str
-    unreadable: str | None = None
-
-
-class Place(NamedTuple):
-    """Where a source stands in the recipe."""
-
-    order: int
-    benchmark: str | None
-    name: str
-    source: ReasoningGymSource | FileSource
-    seed: int
+_BATCH_ROWS = 16384
+_BATCH_CHARACTERS = 1 << 26
 
 
 def run(config: Curation, inputs: Handles, stage_dir: Path, seed: int) -> StageOutput:
@@ -91,23 +85,23 @@ def run(config: Curation, inputs: Handles, stage_dir: Path, seed: int) -> StageO
         leftover.unlink()
     with duckdb.connect(data / "curation.duckdb", config={"threads": 1}) as database:  # one thread: equal bytes every time
         places = sources_in_order(config, seed)
-        rows: list[RawRow] = []
+        prepare(database, config, seed)
         for done, place in enumerate(places, 1):
-            rows += read_source(place)
+            load(database, read_source(place))
             recorder.progress(done, len(places), "source")
-        load(database, rows, config, seed)
         build(database, "staging", STAGING)
         _refuse_bad_sources(database, places)
-        build(database, "intermediate", INTERMEDIATE)
+        counts = build_problems(database, config, recorder)
         build(database, "marts", MARTS)
         tables = {name: table_of(database, name) for name in ("quarantine", *MARTS)}
-    check_contracts(tables)
-    metrics = _metrics(tables["funnel"])
+    check_contracts({name: tables[name] for name in MARTS})
+    metrics = _metrics(tables) | counts
     recorder.metrics(0, metrics)
     _print_funnel(tables["funnel"])
+    write_report(stage_dir / "report", tables, {place.name: _described(place) for place in places})
     _refuse_empty(config, tables)
-    for name in ("quarantine", "contamination"):
-        _write(tables[name], stage_dir, name)
+    for table, name in FOR_REVIEW.items():
+        _write(tables[table], stage_dir, name)
     outputs: dict[str, Any] = {"benchmarks": _write(tables["benchmarks"].select(["benchmark", *PROBLEM_COLUMNS]), stage_dir, "benchmarks")}
     for pool in POOLS:
         if pool in config.pools:
@@ -115,138 +109,91 @@ def run(config: Curation, inputs: Handles, stage_dir: Path, seed: int) -> StageO
     return StageOutput(outputs=outputs, metrics=metrics)
 
 
-# ---- sources --------------------------------------------------------------------------------
-
-
-def sources_in_order(config: Curation, seed: int) -> list[Place]:
-    """Every source with its place and its seed: training first, then benchmarks by name."""
-    training = [(None, f"sources[{index}]", source, seed_of(seed, "train", index)) for index, source in enumerate(config.sources)]
-    held_out = [
-        (name, f"benchmarks.{name}[{index}]", source, seed_of(seed, "benchmark", name, index))
-        for name in sorted(config.benchmarks)
-        for index, source in enumerate(config.benchmarks[name])
-    ]
-    return [
-        Place(order, benchmark, f"{where} {_label(source)}", source, own_seed)
-        for order, (benchmark, where, source, own_seed) in enumerate([*training, *held_out])
-    ]
-
-
-def _label(source: ReasoningGymSource | FileSource) -> str:
-    return source.family if isinstance(source, ReasoningGymSource) else source.path.name
-
-
-def read_source(place: Place) -> list[RawRow]:
-    """All rows of a source, unreadable ones too.
-
-    Raises DataError when the source as a whole cannot be read or has no rows.
-    """
-    if isinstance(place.source, ReasoningGymSource):
-        return _generated(place, place.source)
-    rows = list(_from_file(place, place.source))
-    if not rows:
-        raise DataError(f"{place.name}: {place.source.path} has no rows; a source needs at least one; fill the file or take the source out")
-    return rows
-
-
-def _generated(place: Place, source: ReasoningGymSource) -> list[RawRow]:
-    parameters: dict[str, Any] = dict(source.parameters)
-    try:
-        problems = list(generate(source.family, source.size, place.seed, **parameters))
-    except (AssertionError, TypeError, ValueError) as error:  # what reasoning-gym raises for its own settings
-        raise DataError(
-            f"{place.name}: reasoning-gym cannot make {source.family} with {source.parameters} ({error}); "
-            "keep to the family's own settings and their bounds; mend `parameters`"
-        ) from error
-    order, benchmark, name = place.order, place.benchmark, place.name
-    return [
-        RawRow(order, benchmark, name, number, item.question, item.answer, item.trace, item.family, item.scale, item.question)
-        for number, item in enumerate(problems, 1)
-    ]
-
-
-def _from_file(place: Place, source: FileSource) -> Iterator[RawRow]:
-    path = source.path
-    readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows}
-    if path.suffix not in readers:
-        raise DataError(f"{place.name}: {path} ends in {path.suffix!r}; the rule is one of {sorted(readers)}; convert or rename the file")
-    if not path.is_file():
-        near = difflib.get_close_matches(path.name, [item.name for item in path.parent.glob("*")] if path.parent.is_dir() else [], n=1)
-        hint = f"did you mean {path.parent / near[0]}?" if near else "mend `path` (it starts at the folder posttrain was started in)"
-        raise DataError(f"{place.name}: {path} is missing; a source must be a file; {hint}")
-    wanted = [column for column in (source.question, source.answer, source.trace) if column is not None]
-    rows = list(readers[path.suffix](place, path))
-    columns = {column for _, _, row in rows if isinstance(row, dict) for column in row}
-    for column in wanted if columns else []:
-        if column not in columns:
-            near = difflib.get_close_matches(column, sorted(columns), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "name one of them in the recipe"
-            raise DataError(f"{place.name}: {path} has no column {column!r}; its columns are {sorted(columns)}; {hint}")
-    for number, text, row in rows:
-        blank = RawRow(place.order, place.benchmark, place.name, number, None, None, None, source.family, 0, text)
-        if not isinstance(row, dict):
-            yield blank._replace(unreadable=row)
-            continue
-        question: Any = row.get(source.question)
-        answer: Any = row.get(source.answer)
-        trace: Any = row.get(source.trace) if source.trace is not None else None
-        if isinstance(answer, int | float) and not isinstance(answer, bool):
-            answer = str(answer)
-        wrong = [
-            f"the {what} is of type {type(value).__name__}, the rule is text"
-            for what, value in (("question", question), ("answer", answer), ("trace", trace))
-            if value is not None and not isinstance(value, str)
-        ]
-        yield blank._replace(unreadable=wrong[0]) if wrong else blank._replace(question=question, answer=answer, trace=trace)
-
-
-def _jsonl_rows(place: Place, path: Path) -> Iterator[tuple[int, str, dict[str, Any] | str]]:
-    """Line number, text and object of every line that is not blank; instead of the object the reason why there is none."""
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):  # splitlines would split at characters JSON may hold
-        if not line.strip():
-            continue
-        text = line.decode("utf-8", errors="backslashreplace").rstrip("\r")
-        try:
-            row = json.loads(line)
-            json.dumps(row, ensure_ascii=False).encode()  # a lone surrogate is JSON, but no database can hold it
-        except (ValueError, RecursionError) as error:
-            yield number, text, f"not JSON in UTF-8: {type(error).__name__}"
-            continue
-        yield number, text, row if isinstance(row, dict) else f"a JSON {type(row).__name__}, the rule is an object"
-
-
-def _parquet_rows(place: Place, path: Path) -> Iterator[tuple[int, str, dict[str, Any] | str]]:
-    from pyarrow import ArrowException, parquet
-
-    try:
-        rows = parquet.read_table(path).to_pylist()
-    except (OSError, ValueError, ArrowException) as error:
-        raise DataError(f"{place.name}: {path} cannot be read as Parquet ({error}); write the file again") from error
-    for number, row in enumerate(rows, 1):
-        yield number, json.dumps(row, ensure_ascii=False, default=str), row
-
-
 # ---- the database ---------------------------------------------------------------------------
 
 
-def load(database: duckdb.DuckDBPyConnection, rows: list[RawRow], config: Curation, seed: int) -> None:
-    """Create `raw_rows`, `settings` and `pool_shares`: all that the SQL reads. Nothing is pasted into SQL."""
+def prepare(database: duckdb.DuckDBPyConnection, config: Curation, seed: int) -> None:
+    """Create the relations that the SQL reads (`raw_rows`, still empty, and the settings) and the function `fold`."""
     import pyarrow as pa
 
-    text, whole = pa.string(), pa.int64()
-    types = dict(zip(RawRow._fields, (whole, text, text, whole, text, text, text, text, whole, text, text), strict=True))
-    columns: Mapping[str, tuple[Any, ...]] = dict(zip(RawRow._fields, zip(*rows, strict=True), strict=True))
-    raw_rows = pa.table({name: pa.array(columns[name], type=types[name]) for name in types})
-    settings = pa.table({"seed": [str(seed)], "ngram_words": [config.decontamination_ngram], "benchmark_size": [config.benchmark_size]})
+    text = pa.string()
+    settings = {
+        "seed": str(seed),
+        "benchmark_size": config.benchmark_size,
+        "max_characters": config.max_characters,
+        "twins_kept": config.twins_kept,
+    }
     shares, low = [], 0.0
     for pool in POOLS:
         if pool in config.pools:
             high = low + config.pools[pool].share
             shares.append({"pool": pool, "low": low, "high": high, "with_trace": config.pools[pool].with_trace})
             low = high
-    schema = pa.schema({"pool": text, "low": pa.float64(), "high": pa.float64(), "with_trace": pa.bool_()})
-    for name, table in {"raw_rows": raw_rows, "settings": settings, "pool_shares": pa.Table.from_pylist(shares, schema=schema)}.items():
+    share = pa.schema({"pool": text, "low": pa.float64(), "high": pa.float64(), "with_trace": pa.bool_()})
+    kind = pa.schema({"rule": text, "place": pa.int64()})
+    overlap = pa.schema({"rule": text, "place": pa.int64(), "drops": pa.bool_()})
+    rules = [("same_question", True), *((rule, rule in config.decontamination.drop) for rule in config.decontamination.rules)]
+    relations = {
+        "raw_rows": _raw_table([]),
+        "settings": pa.Table.from_pylist([settings]),
+        "pool_shares": pa.Table.from_pylist(shares, schema=share),
+        "excluded_kinds": pa.Table.from_pylist([{"rule": rule, "place": place} for place, rule in enumerate(config.exclude)], schema=kind),
+        "decontamination_rules": pa.Table.from_pylist(
+            [{"rule": rule, "place": place, "drops": drops} for place, (rule, drops) in enumerate(rules)], schema=overlap
+        ),
+    }
+    for name, table in relations.items():
         database.from_arrow(table).create(name)
+    database.create_function("fold", fold, ["VARCHAR"], "VARCHAR")
+
+
+def load(database: duckdb.DuckDBPyConnection, rows: Iterable[RawRow]) -> None:
+    """Append rows to `raw_rows`, a batch at a time. Nothing is pasted into SQL."""
+    batch: list[RawRow] = []
+    characters = 0
+    for row in rows:
+        batch.append(row)
+        characters += len(row.row_text)
+        if len(batch) == _BATCH_ROWS or characters > _BATCH_CHARACTERS:
+            database.from_arrow(_raw_table(batch)).insert_into("raw_rows")
+            batch, characters = [], 0
+    if batch:
+        database.from_arrow(_raw_table(batch)).insert_into("raw_rows")
+
+
+def _raw_table(rows: list[RawRow]) -> pa.Table:
+    import pyarrow as pa
+
+    columns: Mapping[str, tuple[Any, ...]] = dict(zip(RawRow._fields, zip(*rows, strict=True), strict=True)) if rows else {}
+    whole = ("pool_order", "row_number", "scale")
+    types = {name: pa.int64() if name in whole else pa.large_string() for name in RawRow._fields}
+    return pa.table({name: pa.array(columns.get(name, ()), type=kind) for name, kind in types.items()})
+
+
+def build_problems(database: duckdb.DuckDBPyConnection, config: Curation, recorder: Recorder) -> dict[str, float]:
+    """The intermediate layer: SQL, and between its parts the two searches that SQL is no tool for. Returns their metrics."""
+    build(database, "intermediate", DUPLICATES)
+    near = find_near_duplicates(
+        database.sql(
+            "select problem_id, folded, signs from int_training_copies where copy = 1 order by pool_order, row_number"
+        ).to_arrow_table(),
+        config.near_duplicate_similarity,
+        lambda done, total: recorder.progress(done, total, "question"),
+    )
+    database.from_arrow(near.pairs).create("near_duplicates")
+    build(database, "intermediate", PROBLEMS)
+    training = database.table("int_training_problems").select("problem_id", "question", "family", "source")
+    found = find_overlap(
+        lambda: training.to_arrow_reader(_BATCH_ROWS),
+        table_of(database, "int_benchmark_problems"),
+        config.decontamination,
+        ngram=config.decontamination_ngram,
+        candidates=table_of(database, "int_benchmark_candidates"),
+    )
+    database.from_arrow(found.hits).create("contamination_hits")
+    database.from_arrow(found.counts).create("contamination_totals")
+    build(database, "intermediate", CONTAMINATION)
+    return {"near_duplicates/compared": float(near.compared), "near_duplicates/uncompared": float(near.uncompared)}
 
 
 def build(database: duckdb.DuckDBPyConnection, layer: str, models: tuple[str, ...]) -> None:
@@ -309,16 +256,17 @@ def _broken(column: pa.ChunkedArray, rules: Mapping[str, Any]) -> Iterator[tuple
 
 
 def _refuse_bad_sources(database: duckdb.DuckDBPyConnection, places: list[Place]) -> None:
-    limits = {place.name: (place.source.max_bad_share, place.source.path) for place in places if isinstance(place.source, FileSource)}
+    sources = {place.name: place.source for place in places}
     counts = table_of(database, "stg_source_counts").to_pylist()
     for count in counts:
         name = count["source"]
-        limit, path = limits.get(name, (0.0, None))
+        source = sources[name]
+        limit = 0.0 if isinstance(source, ReasoningGymSource) else source.max_bad_share
         if count["bad_share"] > limit:
             bad = [row for row in table_of(database, "quarantine").to_pylist() if row["source"] == name][:_EXAMPLES_SHOWN]
             examples = "".join(f"\n  row {row['row_number']}: {row['reason']}: {row['row_text'][:80]!r}" for row in bad)
             raise DataError(
-                f"{name}: {count['bad_count']} of {count['row_count']} rows ({count['bad_share']:.1%}) of {path} cannot be used; "
+                f"{name}: {count['bad_count']} of {count['row_count']} rows ({count['bad_share']:.1%}) of {where(source)} cannot be used; "
                 f"the rule is max_bad_share = {limit:g}; mend the rows or raise max_bad_share. First of them:{examples}"
             )
 
@@ -357,10 +305,19 @@ def _write(table: pa.Table, stage_dir: Path, name: str) -> DatasetRef:
     return DatasetRef(name=f"curation.{name}", digest=digest_of_file(path), path=path, producer=stage_dir.name, rows=table.num_rows)
 
 
-def _metrics(funnel: pa.Table) -> dict[str, float]:
-    """`rows/<step>` over all families, and `rows/<step>/<family>`."""
-    metrics = {}
-    for row in funnel.to_pylist():
+def _described(place: Place) -> dict[str, str | None]:
+    """What the report says about where a source comes from."""
+    revision = None if isinstance(place.source, ReasoningGymSource) else place.source.revision
+    return {"kind": place.source.kind, "where": where(place.source), "revision": revision, "licence": place.source.licence}
+
+
+def _metrics(tables: Mapping[str, pa.Table]) -> dict[str, float]:
+    """`rows/<step>` over all families, `rows/<step>/<family>`, `contamination/<benchmark>/<rule>`, twins."""
+    counts = [row for row in tables["contamination_counts"].to_pylist() if row["source"] == "all"]
+    metrics = {f"contamination/{row['benchmark']}/{row['rule']}": float(row["share"]) for row in counts}
+    metrics["numbered_twins/wordings"] = float(tables["numbered_twins"].num_rows)
+    metrics["numbered_twins/problems"] = float(sum(tables["numbered_twins"]["problems"].to_pylist()))
+    for row in tables["funnel"].to_pylist():
         step = row["step"].replace(",", "").replace(" ", "_")
         metrics[f"rows/{step}" if row["family"] == "all" else f"rows/{step}/{row['family']}"] = float(row["rows"])
     return dict(sorted(metrics.items()))

@@ -4,7 +4,8 @@ What      On-policy GRPO; reward = weighted sum of accuracy (rule check) and for
 Reads     `model`, `problems` (with pass rates: `pass_rates.band`).
 Writes    `model`, `rollouts` (every rollout of every step).
 Papers    DeepSeekMath (arXiv 2402.03300) for GRPO; DeepSeek-R1 (arXiv 2501.12948) 2.2.2 for the rewards;
-          DAPO (arXiv 2503.14476) for clip-higher and token-level loss.
+          DAPO (arXiv 2503.14476) for clip-higher and token-level loss; Kimi k1.5 (arXiv 2501.12599) 2.3.4
+          for the orders other than the plain one (stages/curriculum.py).
 Differs   Rewards are 0/1, not DAPO's -1/+1; no dynamic sampling: the band does that work beforehand.
 """
 
@@ -29,7 +30,15 @@ def run(config: ReasoningRL, inputs: Handles, stage_dir: Path, seed: int) -> Sta
     assert isinstance(model, CheckpointRef)
     tokenizer = load_tokenizer(model)
     prompts = [
-        Prompt(render_prompt(tokenizer, row["question"], thinking=True), row["problem_id"], row["question"], row["answer"], True)
+        Prompt(
+            render_prompt(tokenizer, row["question"], thinking=True),
+            row["problem_id"],
+            row["question"],
+            row["answer"],
+            True,
+            topic=row.get("family", ""),
+            pass_rate=row.get("pass_rate"),
+        )
         for row in read_rows(inputs["problems"], columns=("problem_id", "question", "answer"))
     ]
     require_gradable(prompts)

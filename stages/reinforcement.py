@@ -4,11 +4,15 @@ TRL's GRPO trainer computes advantages, loss and step; rollouts come from our en
 weights of the step handed over live. One fresh batch of rollouts per optimizer step, so the ratio is
 1 and clipping only guards. All rollouts are kept: prompt, completion, reward parts, verdict, lengths,
 step. At the first step the engine's log-probabilities are compared with the trainer's.
+
+A step's problems are chosen when it begins (stages/curriculum.py): the trainer's data set holds slot
+numbers only. What a live curriculum knows comes from the kept rollouts of the steps before, so a resumed
+run knows what the straight run knew. Every order but the plain one adds to each rollout its slot, the
+problem's weight and success rate at that moment, and why it was chosen.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stages.artifacts import CheckpointRef, DatasetRef, StageOutput
 from stages.chat import Reply, parse_reply
 from stages.config import PolicyGradientConfig, SamplerConfig
+from stages.curriculum import Curriculum, Draw
 from stages.errors import ConfigError, DataError, RewardError, RolloutError
 from stages.problems import seed_of
 from stages.records import Recorder
@@ -32,13 +37,16 @@ MAX_LOGPROB_GAP_NATS = 0.02
 
 
 class Prompt(NamedTuple):
-    """One training prompt. `text` must differ between prompts: it is how a rollout finds its problem."""
+    """One training prompt. `problem_id` must differ between prompts: success is counted by it."""
 
     text: str
     problem_id: str
     question: str
     gold: str
     thinking: bool
+    topic: str = ""
+    pass_rate: float | None = None
+    """Success rate before this stage, when it is known."""
 
 
 class Rollout(NamedTuple):
@@ -49,6 +57,9 @@ class Rollout(NamedTuple):
     tokens: int
     stopped: bool
 
+
+SUCCESS = "accuracy"
+"""The reward part that says whether a rollout solved its problem (1.0)."""
 
 Scorer = Callable[[Sequence[Rollout]], dict[str, list[float]]]
 """Reward parts by name, one value per rollout."""
@@ -82,25 +93,27 @@ def train_policy(
         )
     batch = config.prompts_per_step * config.group_size
     micro_batch = min(batch, config.micro_batch)
-    by_text = {prompt.text: prompt for prompt in prompts}
-    if len(by_text) < len(prompts):
+    if (different := len({prompt.problem_id for prompt in prompts})) < len(prompts):
         raise DataError(
-            f"{name}: {len(prompts) - len(by_text)} of {len(prompts)} prompts have the text of another; a rollout finds its problem by "
-            "its prompt; deduplicate the problems"
+            f"{name}: {len(prompts) - different} of {len(prompts)} prompts have the problem_id of another; success is counted by it; "
+            "deduplicate the problems"
         )
+    curriculum = Curriculum(config.curriculum, [prompt.topic for prompt in prompts], config.steps, config.prompts_per_step, seed)
+    course = _Course(curriculum, prompts, rollouts_dir := stage_dir / "data" / "rollouts")
     tokenizer = load_tokenizer(model_ref)
     recorder = Recorder(stage_dir)
     sampler = SamplerConfig(temperature=config.temperature, max_new_tokens=config.max_new_tokens)
-    rollouts_dir = stage_dir / "data" / "rollouts"
     rollouts_dir.mkdir(parents=True, exist_ok=True)
 
     with RolloutEngine(model_ref.path, config.engine) as engine:
 
-        def rollout(texts: list[str], trainer: Any) -> dict[str, list[Any]]:
+        def rollout(slots: list[str], trainer: Any) -> dict[str, list[Any]]:
             step = trainer.state.global_step
+            draws = [choice for choice in course.choose(step) for _ in range(config.group_size)]
+            asked = [prompts[choice.problem] for choice in draws]
             policy = trainer.accelerator.unwrap_model(trainer.model)
             engine.load_live(policy, f"step-{step}")
-            prompt_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+            prompt_ids = tokenizer([prompt.text for prompt in asked], add_special_tokens=False)["input_ids"]
             drawn = engine.generate(
                 [Request(i, ids, seed_of(seed, "rollout", step, i)) for i, ids in enumerate(prompt_ids)], sampler, logprobs=True
             )
@@ -114,16 +127,16 @@ def train_policy(
                     )
             seen = [
                 Rollout(
-                    by_text[text],
+                    prompt,
                     parse_reply(tokenizer.decode(completion.token_ids, skip_special_tokens=True)),
                     len(completion.token_ids),
                     completion.finish == "stop",
                 )
-                for text, completion in zip(texts, drawn, strict=True)
+                for prompt, completion in zip(asked, drawn, strict=True)
             ]
             parts = score(seen)
-            _keep(rollouts_dir, step, texts, seen, drawn, parts, weights, tokenizer)
-            recorder.metrics(step + 1, _rollout_metrics(seen, parts, weights, config.group_size))
+            _keep(rollouts_dir, step, seen, drawn, parts, weights, tokenizer, [] if curriculum.is_plain else draws, config.group_size)
+            recorder.metrics(step + 1, _rollout_metrics(seen, parts, weights, config.group_size) | course.metrics(draws))
             return {
                 "prompt_ids": prompt_ids,
                 "completion_ids": [completion.token_ids for completion in drawn],
@@ -153,13 +166,13 @@ def train_policy(
                 "save_steps": config.save_every,
                 "weight_decay": 0.0,
                 "max_grad_norm": 1.0,
-                "shuffle_dataset": False,  # TRL draws a new order on resume; ours is laid down below
+                "shuffle_dataset": False,  # its rows are slots; what fills them is chosen at the step
             }
         )
         trainer = GRPOTrainer(
             model=load_model(model_ref),
             args=arguments,
-            train_dataset=Dataset.from_list([{"prompt": prompt.text} for prompt in _in_order(prompts, config, seed)]),
+            train_dataset=Dataset.from_list([{"prompt": str(slot)} for slot in range(config.steps * config.prompts_per_step)]),
             reward_funcs=[_column(part) for part in weights],
             processing_class=tokenizer,
             rollout_func=rollout,
@@ -184,14 +197,47 @@ def require_gradable(prompts: Sequence[Prompt]) -> None:
             raise RewardError(f"problem {prompt.problem_id}: an empty answer is graded right; mend its gold answer {prompt.gold!r}")
 
 
-def _in_order(prompts: Sequence[Prompt], config: PolicyGradientConfig, seed: int) -> list[Prompt]:
-    """The prompts of every step, one after the other: pass after pass, each in an order of its own."""
-    order: list[Prompt] = []
-    passes = 0
-    while len(order) < config.steps * config.prompts_per_step:
-        order += random.Random(seed_of(seed, "order", passes)).sample(prompts, len(prompts))
-        passes += 1
-    return order[: config.steps * config.prompts_per_step]
+class _Course:
+    """A curriculum under way: standings from the kept rollouts of every step before the one to come."""
+
+    def __init__(self, curriculum: Curriculum, prompts: Sequence[Prompt], rollouts_dir: Path) -> None:
+        self.curriculum, self.rollouts_dir = curriculum, rollouts_dir
+        self.places = {prompt.problem_id: index for index, prompt in enumerate(prompts)}
+        self.standings = curriculum.start([prompt.pass_rate for prompt in prompts])
+        self.steps = 0
+        """Steps whose rollouts the standings know."""
+
+    def choose(self, step: int) -> list[Draw]:
+        """The problems of a step. Raises RolloutError when the rollouts of an earlier step are not there."""
+        if self.curriculum.config.live:
+            for earlier in range(self.steps, step):
+                self.standings = self.curriculum.observe(self.standings, self._results(earlier))
+            self.steps = step
+        return self.curriculum.choose(self.standings, step)
+
+    def metrics(self, draws: Sequence[Draw]) -> dict[str, float]:
+        """What the curriculum knew at this step, and what it chose; nothing for the plain order."""
+        if self.curriculum.is_plain:
+            return {}
+        return {
+            "curriculum/pool_rate": sum(standing.rate for standing in self.standings) / len(self.standings),
+            "curriculum/chosen_rate": sum(drawn.rate for drawn in draws) / len(draws),
+            "curriculum/filled_share": sum(drawn.weight == 0 for drawn in draws) / len(draws),
+            "curriculum/retired": float(sum(standing.retired for standing in self.standings)),
+        }
+
+    def _results(self, step: int) -> dict[int, tuple[int, int]]:
+        """Right and all rollouts of a step by problem."""
+        import pyarrow.parquet as parquet
+
+        path = _step_file(self.rollouts_dir, step)
+        if not path.exists():
+            raise RolloutError(f"{path} is gone; a live curriculum needs the rollouts of every step before; run the stage with --force")
+        counts: dict[int, tuple[int, int]] = {}
+        for row in parquet.read_table(path, columns=["problem_id", f"reward_{SUCCESS}"]).to_pylist():
+            right, tries = counts.get(index := self.places[row["problem_id"]], (0, 0))
+            counts[index] = right + (row[f"reward_{SUCCESS}"] == 1.0), tries + 1
+        return counts
 
 
 def logprob_gap(policy: PreTrainedModel, prompt_ids: Sequence[list[int]], completions: Sequence[Completion], temperature: float) -> float:
@@ -239,14 +285,18 @@ def _rollout_metrics(
 def _keep(
     folder: Path,
     step: int,
-    texts: Sequence[str],
     seen: Sequence[Rollout],
     drawn: Sequence[Completion],
     parts: dict[str, list[float]],
     weights: dict[str, float],
     tokenizer: PreTrainedTokenizerBase,
+    draws: Sequence[Draw],
+    group_size: int,
 ) -> None:
-    """One Parquet file a step; a step that is run again after a resume overwrites its own."""
+    """One Parquet file a step; a step that is run again after a resume overwrites its own.
+
+    With `draws` (one a rollout), a row also says why its problem was chosen.
+    """
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -256,7 +306,7 @@ def _keep(
             "position": i,
             "problem_id": item.prompt.problem_id,
             "thinking": item.prompt.thinking,
-            "prompt": text,
+            "prompt": item.prompt.text,
             "completion": tokenizer.decode(completion.token_ids),
             "gold": item.prompt.gold,
             "reward": sum(weights[part] * values[i] for part, values in parts.items()),
@@ -266,9 +316,15 @@ def _keep(
             "logprob": sum(completion.logprobs),
             "version": completion.version,
         }
-        for i, (text, item, completion) in enumerate(zip(texts, seen, drawn, strict=True))
+        for i, (item, completion) in enumerate(zip(seen, drawn, strict=True))
     ]
-    parquet.write_table(pa.Table.from_pylist(rows), folder / f"step_{step:06d}.parquet", compression="zstd")
+    for i, choice in enumerate(draws):
+        rows[i] |= {"slot": i // group_size, "weight": choice.weight, "success_rate": choice.rate, "why": choice.why}
+    parquet.write_table(pa.Table.from_pylist(rows), _step_file(folder, step), compression="zstd")
+
+
+def _step_file(folder: Path, step: int) -> Path:
+    return folder / f"step_{step:06d}.parquet"
 
 
 def _merge(folder: Path, stage_dir: Path) -> DatasetRef:

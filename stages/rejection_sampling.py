@@ -5,7 +5,8 @@ Reads     `model`, `problems`.
 Writes    `traces` (question, answer, trace, response).
 Papers    DeepSeek-R1 (arXiv 2501.12948) 2.3.3; Qwen3 (arXiv 2505.09388) 4.3: thinking data for fusion
           come from the RL model itself; RFT (arXiv 2308.01825).
-Differs   Shortest-first in place of RFT's edit-distance choice; no language or readability filter yet.
+Differs   Shortest-first in place of RFT's edit-distance choice; R1's language and readability filters are
+          off unless `filters` names them (stages/response_filters.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from stages.artifacts import CheckpointRef, Handles, StageOutput
 from stages.config import RejectionSampling
 from stages.records import Recorder
+from stages.response_filters import Trace, faults_of
 from stages.rewards.grading import Verdict
 from stages.rewards.rewards import format_reward
 from stages.rollouts.answers import Answer, Question, ask, require_graded
@@ -43,12 +45,17 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
         )
     require_graded(answers, config.max_not_graded_share)
     rows = []
+    dropped: dict[str, int] = dict.fromkeys(config.filters, 0)
     for index in range(len(problems)):
         tried = answers[index * config.attempts : (index + 1) * config.attempts]
         kept: dict[str | None, Answer] = {}
         for answer in sorted(tried, key=lambda answer: answer.tokens):
             if answer.grade.verdict is Verdict.RIGHT and format_reward(answer.reply, thinking=True, stopped=answer.stopped):
-                kept.setdefault(answer.reply.thinking, answer)
+                faults = faults_of(_trace(answer), config.filters, config.limits)
+                for name in faults:
+                    dropped[name] += 1
+                if not faults:
+                    kept.setdefault(answer.reply.thinking, answer)
         rows += [
             {
                 "problem_id": answer.question.problem_id,
@@ -64,7 +71,13 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
         "rejection/kept": float(len(rows)),
         "rejection/solved_share": len({row["problem_id"] for row in rows}) / len(problems),
         "rejection/tokens_mean": sum(row["tokens"] for row in rows) / max(1, len(rows)),  # type: ignore[misc]
+        **{f"rejection/dropped/{name}": float(count) for name, count in dropped.items()},
     }
     recorder.metrics(0, metrics)
-    rule = f"none of {len(answers)} samples was right, finished and well-formed; check the model's evaluation before this stage"
+    filtered = f" (filters dropped {sum(dropped.values())})" if config.filters else ""
+    rule = f"none of {len(answers)} samples was right, finished and well-formed{filtered}; check the model's evaluation before this stage"
     return StageOutput(outputs={"traces": write_rows(rows, stage_dir, "traces", empty_rule=rule)}, metrics=metrics)
+
+
+def _trace(answer: Answer) -> Trace:
+    return Trace(answer.question.question, answer.question.gold, answer.reply.thinking or "", answer.reply.response)

@@ -50,6 +50,7 @@ def ask(
     questions: Sequence[Question],
     *,
     attempts: int,
+    first: int = 0,
     thinking: bool,
     sampler: SamplerConfig,
     seed: int,
@@ -61,6 +62,9 @@ def ask(
 ) -> list[Answer]:
     """Draw `attempts` answers to each question, in question order, all of one question together.
 
+    Samples are numbered from `first`; a sample's seed comes from its question and number alone, so
+    samples drawn in several calls are those of one call.
+
     `flag` uses the soft switch (`/think`, `/no_think`) in place of the template's. With a thinking
     `budget` (tokens), thinking that is not over by then is cut and `budget_text` appended, and the
     model goes on from there (Qwen3, arXiv 2505.09388, section 4.7).
@@ -69,7 +73,7 @@ def ask(
         question.problem_id: _ids(tokenizer, render_prompt(tokenizer, question.question, thinking=thinking, flag=flag))
         for question in questions
     }
-    wanted = [(question, sample) for question in questions for sample in range(attempts)]
+    wanted = [(question, sample) for question in questions for sample in range(first, first + attempts)]
     seeds = [seed_of(seed, question.problem_id, sample, what) for question, sample in wanted]
     requests = [Request(index, prompts[question.problem_id], seeds[index]) for index, (question, _) in enumerate(wanted)]
     tags = _ids(tokenizer, THINK_TOKENS[0])[0], _ids(tokenizer, THINK_TOKENS[1])[0]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import duckdb
@@ -9,7 +12,9 @@ import pytest
 import yaml
 
 from stages.config import Curation
-from stages.curation import DATASETS, INTERMEDIATE, MARTS, STAGING, RawRow, build, load
+from stages.curation import CONTAMINATION, DATASETS, DUPLICATES, MARTS, PROBLEMS, STAGING, build, build_problems, load, prepare
+from stages.records import Recorder
+from stages.sources import RawRow
 
 WORDS = [f"w{number}" for number in range(20)]
 """A benchmark question of 20 distinct words."""
@@ -21,7 +26,15 @@ def row(question: str | None, answer: str | None = "1", *, number: int = 1, benc
     return RawRow(benchmark=benchmark, row_number=number, question=question, answer=answer, row_text=str(question), **fields)
 
 
-def built(rows: list[RawRow], *, ngram: int = 8, benchmark_size: int = 100, seed: int = 0, **pools: Any) -> duckdb.DuckDBPyConnection:
+def built(
+    rows: list[RawRow],
+    *,
+    ngram: int = 8,
+    benchmark_size: int = 100,
+    seed: int = 0,
+    settings: dict[str, Any] | None = None,
+    **pools: Any,
+) -> duckdb.DuckDBPyConnection:
     """A database with every table built from `rows`; by default all problems go to the pool `rl`."""
     source = {"kind": "file", "path": "unused.jsonl"}
     config = Curation.model_validate(
@@ -32,15 +45,19 @@ def built(rows: list[RawRow], *, ngram: int = 8, benchmark_size: int = 100, seed
             "decontamination_ngram": ngram,
             "pools": pools or {"rl": {"share": 1}},
         }
+        | (settings or {})
     )
     database = duckdb.connect(config={"threads": 1})
-    load(database, rows, config, seed)
-    for layer, models in LAYERS:
-        build(database, layer, models)
+    prepare(database, config, seed)
+    load(database, rows)
+    build(database, "staging", STAGING)
+    with tempfile.TemporaryDirectory() as folder:
+        build_problems(database, config, Recorder(Path(folder)))
+    build(database, "marts", MARTS)
     return database
 
 
-LAYERS = (("staging", STAGING), ("intermediate", INTERMEDIATE), ("marts", MARTS))
+LAYERS = (("staging", STAGING), ("intermediate", (*DUPLICATES, *PROBLEMS, *CONTAMINATION)), ("marts", MARTS))
 
 
 def test_sql_files_in_the_tree_are_those_the_stage_runs() -> None:
@@ -109,7 +126,7 @@ def test_duplicates_first_row_of_first_source_is_kept() -> None:
     ]
     database = built(rows)
     assert database.execute("select question, answer from pools order by question").fetchall() == [("other", "1"), ("q  one", "7")]
-    assert database.execute("select source, row_number, reason from dropped order by source, row_number").fetchall() == [
+    assert database.execute("select source, row_number, rule from dropped order by source, row_number").fetchall() == [
         ("second", 1, "duplicate, other answer"),
         ("train", 5, "duplicate"),
     ]
@@ -141,27 +158,31 @@ def test_decontamination_golden_rows_follow_the_any_ngram_rule(
 ) -> None:
     for ngram, expected in ((8, any_8gram), (10, any_10gram), (13, any_13gram)):
         database = built([row(shared_words(*runs)), row(" ".join(WORDS), benchmark="held_out")], ngram=ngram)
-        assert (len(database.table("contamination")) == 1) is expected
+        assert (len(database.table("int_contamination")) == 1) is expected
         assert (len(database.table("pools")) == 0) is expected
 
 
 @pytest.mark.parametrize("question", [" ".join([*WORDS[12:], "own"]), " ".join(["own", *WORDS[12:]]), " ".join(WORDS[:8])])
 def test_decontamination_first_and_last_words_count(question: str) -> None:
     database = built([row(question), row(" ".join(WORDS), benchmark="held_out")])
-    assert len(database.table("contamination")) == 1
+    assert len(database.table("int_contamination")) == 1
 
 
 def test_decontamination_evidence_names_both_texts_and_the_first_shared_words() -> None:
     database = built([row("Own " + " ".join(WORDS[3:14]).upper()), row(" ".join(WORDS), benchmark="held_out")])
-    assert database.execute("select rule, ngram, question, benchmark, benchmark_question from contamination").fetchall() == [
-        ("shared n-gram", " ".join(WORDS[3:11]), "Own " + " ".join(WORDS[3:14]).upper(), "held_out", " ".join(WORDS)),
+    assert database.execute("select rule, evidence, question, benchmark, benchmark_question from contamination where drops").fetchall() == [
+        ("open_r1", " ".join(WORDS[3:11]), "Own " + " ".join(WORDS[3:14]).upper(), "held_out", " ".join(WORDS)),
     ]
-    assert database.execute("select reason from dropped").fetchall() == [("shared n-gram",)]
+    assert database.execute("select rule, evidence, other_question from dropped").fetchall() == [
+        ("open_r1", " ".join(WORDS[3:11]), " ".join(WORDS))
+    ]
 
 
 def test_decontamination_same_short_question_is_dropped_whatever_its_length() -> None:
     database = built([row("2 + 2 ="), row("2 + 3 =", number=2), row("2  +  2 =", benchmark="held_out")])
-    assert database.execute("select question, rule, ngram from contamination").fetchall() == [("2 + 2 =", "same question", None)]
+    assert database.execute("select question, rule, evidence from contamination where drops").fetchall() == [
+        ("2 + 2 =", "same_question", None)
+    ]
     assert database.execute("select question from pools").fetchall() == [("2 + 3 =",)]
 
 
@@ -172,7 +193,7 @@ def test_decontamination_counts_only_benchmark_problems_that_were_taken() -> Non
     for seed in range(8):
         database = built(rows, benchmark_size=2, seed=seed)
         taken = any(question.startswith(WORDS[0]) for (question,) in database.execute("select question from benchmarks").fetchall())
-        assert len(database.table("contamination")) == int(taken)
+        assert len(database.table("int_contamination")) == int(taken)
         found.add(taken)
     assert found == {True, False}
 
@@ -188,8 +209,7 @@ def test_decontamination_wording_of_a_family_is_no_evidence() -> None:
     training = [f"{number} + {number + 1} + {number + 2} - {number} =" for number in range(20, 40)]
     held_out = [f"{number} - {number + 1} + {number + 2} + {number} =" for number in range(40, 45)]
     database = built([*worded(training), *worded(held_out, benchmark="held_out")])
-    assert len(database.table("int_shared_ngrams")) > 20  # what the plain rule would have dropped everything for
-    assert len(database.table("contamination")) == 0
+    assert len(database.table("int_contamination")) == 0
     assert len(database.table("pools")) == 20
 
 
@@ -197,14 +217,16 @@ def test_decontamination_content_next_to_wording_still_counts() -> None:
     chains = [" ".join(f"{start + step} +" for step in range(9)) for start in range(100, 1100, 50)]
     database = built([*worded(chains), *worded([chains[4] + " 1 =", "1 + 2 =", "2 + 3 ="], benchmark="held_out")])
     question = f"{WORDING} {chains[4]} thank you"
-    assert database.execute("select question, ngram from contamination").fetchall() == [(question, " ".join(chains[4].split()[:8]))]
+    assert database.execute("select question, evidence from contamination where drops").fetchall() == [
+        (question, " ".join(chains[4].split()[:8]))
+    ]
 
 
 def test_decontamination_wording_must_be_common_in_training_too() -> None:
     passage = [row(f"{' '.join(WORDS)} question {number}", benchmark="held_out", number=number) for number in range(5)]
     training = [row(f"plain question {number}", number=number + 2) for number in range(50)]
     database = built([row(f"{' '.join(WORDS)} my own"), *training, *passage])
-    assert database.execute("select rule, ngram from contamination").fetchall() == [("shared n-gram", " ".join(WORDS[:8]))]
+    assert database.execute("select rule, evidence from contamination where drops").fetchall() == [("open_r1", " ".join(WORDS[:8]))]
 
 
 def test_benchmarks_share_no_question_and_take_families_in_turn() -> None:
@@ -277,10 +299,110 @@ def test_funnel_accounts_for_every_training_row() -> None:
         "read": 5,
         "quarantined": 1,
         "duplicate": 1,
-        "same question": 1,
-        "shared n-gram": 1,
+        "same_question": 1,
+        "open_r1": 1,
         "kept": 1,
         "pool rl": 1,
         "benchmark held_out": 2,
         "quarantined in benchmarks": 1,
     }
+
+
+LONG = " ".join(f"{first}{second}" for first in "abcdef" for second in ascii_lowercase)
+"""156 distinct words without a digit: long enough for one other word to leave a similarity over 0.9."""
+
+
+def test_duplicates_that_differ_in_unicode_case_and_punctuation_are_one_problem() -> None:
+    questions = ["Caf\u00e9: what is \u201cx\u201d, if x = 2?", "cafe\u0301 what is x if\u200b x = \uff12", "caf\u00e9 what is x if x = 3"]
+    database = built([*(row(question, number=number) for number, question in enumerate(questions, 1)), row("y", benchmark="held_out")])
+    assert database.execute("select row_number from pools order by row_number").fetchall() == [(1,), (3,)]
+    found = database.execute("select row_number, rule, evidence, other_question from dropped").fetchall()
+    assert found == [(2, "duplicate", "caf\u00e9 what is x if x = 2", questions[0])]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("What is 2\u00b3?", "What is 23?"), ("What is 5!", "What is 5?"), ("4 - 2", "4 + 2"), ("1.5 m", "15 m")]
+)
+def test_duplicates_another_value_is_another_problem(one: str, other: str) -> None:
+    assert len(built([row(one), row(other, number=2), row("y", benchmark="held_out")]).table("pools")) == 2
+
+
+def test_duplicates_answers_that_disagree_are_both_in_the_evidence() -> None:
+    database = built([row("a b", "7"), row("A b.", "8", number=2), row("y", benchmark="held_out")])
+    assert database.execute("select rule, evidence from dropped").fetchall() == [("duplicate, other answer", "8, before: 7")]
+
+
+def test_near_duplicate_is_dropped_with_the_earlier_problem_as_evidence() -> None:
+    later = LONG.replace(" cd ", " other ")
+    database = built([row(LONG), row(later, number=2), row("y", benchmark="held_out")])
+    rule, evidence, text = database.execute("select rule, evidence, other_question from dropped").fetchall()[0]
+    assert (rule, text) == ("near duplicate", LONG)
+    assert evidence.startswith("Jaccard similarity 0.9")
+    assert database.execute("select question from pools").fetchall() == [(LONG,)]
+
+
+def test_near_duplicate_with_other_numbers_is_kept_and_reported_as_twin() -> None:
+    rows = [row(f"{LONG} makes {number} apples", str(number), number=number) for number in (1, 2, 3)]
+    database = built([*rows, row("y", benchmark="held_out")])
+    assert len(database.table("pools")) == 3
+    wording, problems, answers, first = database.execute(
+        "select wording, problems, answers, first_question from numbered_twins"
+    ).fetchall()[0]
+    assert (problems, answers, first) == (3, 3, f"{LONG} makes 1 apples")
+    assert wording.endswith("makes # apples")
+
+
+def test_numbered_twins_past_the_limit_are_dropped_with_their_wording() -> None:
+    rows = [row(f"{number} apples", number=number) for number in (1, 2, 3)]
+    database = built([*rows, row("no number", number=4), row("y", benchmark="held_out")], settings={"twins_kept": 2})
+    assert database.execute("select row_number from pools order by row_number").fetchall() == [(1,), (2,), (4,)]
+    dropped = database.execute("select row_number, rule, evidence, other_question from dropped").fetchall()
+    assert dropped == [(3, "other numbers", "number 3 of the wording: # apples", "1 apples")]
+
+
+def test_exclusion_comes_before_duplicates_so_that_a_good_copy_survives() -> None:
+    database = built([row("what is it", "N/A"), row("what is it", "7", number=2), row("y", benchmark="held_out")])
+    assert database.execute("select answer from pools").fetchall() == [("7",)]
+    assert database.execute("select row_number, rule, evidence from dropped").fetchall() == [(1, "no checkable answer", "N/A")]
+
+
+def test_quarantine_takes_duplicate_ids_long_rows_and_answers_of_another_type() -> None:
+    rows = [
+        row("one", number=1, row_id="a"),
+        row("two", number=2, row_id="a"),
+        row("three", number=3, row_id="b"),
+        row("long " * 20, number=4),
+        row("four", "twelve", number=5, answer_type="number"),
+        row("five", "1.5", number=6, answer_type="number"),
+        row("six", "1.5", number=7, answer_type="integer"),
+        row("seven", "-15", number=8, answer_type="integer"),
+        row("eight", "nan", number=9, answer_type="number"),
+        row("y", benchmark="held_out"),
+    ]
+    database = built(rows, settings={"max_characters": 50})
+    assert database.execute("select row_number, row_id, reason from quarantine order by row_number").fetchall() == [
+        (2, "a", "the row id a is that of row 1"),
+        (4, None, "question or answer is longer than 50 characters"),
+        (5, None, "the answer is no number"),
+        (7, None, "the answer is no integer"),
+        (9, None, "the answer is no number"),
+    ]
+    assert database.execute("select row_number, row_id from pools where row_id is not null order by row_number").fetchall() == [
+        (1, "a"),
+        (3, "b"),
+    ]
+
+
+def test_sources_mart_accounts_for_every_row_of_every_source() -> None:
+    rows = [
+        row("kept"),
+        row("kept", number=2),
+        row(None, number=3),
+        row("y", benchmark="held_out"),
+        row(None, benchmark="held_out", number=2),
+    ]
+    database = built(rows)
+    assert database.execute("select source, benchmark, rows, quarantined, dropped, kept from sources order by source").fetchall() == [
+        ("held_out", "held_out", 2, 1, 0, 1),
+        ("train", None, 3, 1, 1, 1),
+    ]

@@ -9,11 +9,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+import yaml
 from pyarrow import parquet
 
 from stages.artifacts import StageOutput, digest_of_file
 from stages.config import Curation
-from stages.curation import check_contracts, run
+from stages.curation import DATASETS, MARTS, check_contracts, run
 from stages.errors import DataError
 from stages.records import read_records
 
@@ -62,9 +63,16 @@ def test_curation_generated_sources_give_disjoint_pools_and_benchmarks(tmp_path:
         "benchmarks.parquet",
         "cold_start.parquet",
         "contamination.parquet",
+        "contamination_counts.parquet",
+        "dropped.parquet",
+        "families.parquet",
+        "funnel.parquet",
+        "numbered_twins.parquet",
         "preference.parquet",
+        "problems.parquet",
         "quarantine.parquet",
         "rl.parquet",
+        "sources.parquet",
     ]
     ids = {name: [row["problem_id"] for row in rows_of(output, name)] for name in output.outputs}
     every = [problem for pool in ids.values() for problem in pool]
@@ -109,14 +117,14 @@ def test_curation_over_a_folder_cut_short_starts_afresh(tmp_path: Path) -> None:
 def test_curation_metrics_account_for_every_row_and_are_recorded(tmp_path: Path) -> None:
     output = curate(tmp_path)
     metrics = output.metrics
-    rules = ("quarantined", "duplicate", "duplicate_other_answer", "same_question", "shared_n-gram")
+    rules = ("quarantined", "duplicate", "duplicate_other_answer", "same_question", "open_r1", "near_duplicate")
     lost = sum(metrics.get(f"rows/{rule}", 0) for rule in rules)
     assert metrics["rows/read"] == 400
     assert metrics["rows/read"] == lost + metrics["rows/kept"]
     assert metrics["rows/kept"] == sum(len(rows_of(output, pool)) for pool in POOLS)
     records = list(read_records(tmp_path / "curation/0123456789abcdef/metrics.jsonl"))
     assert [record["metrics"] for record in records if "metrics" in record] == [metrics]
-    assert [record["progress"] for record in records if "progress" in record][-1] == [7, 7, "source"]
+    assert [7, 7, "source"] in [record["progress"] for record in records if "progress" in record]
 
 
 def test_curation_database_holds_every_table_for_reading(tmp_path: Path) -> None:
@@ -185,7 +193,7 @@ def test_curation_bad_share_at_its_limit_is_accepted(tmp_path: Path) -> None:
     ("name", "content", "settings", "message"),
     [
         ("problem.jsonl", None, {}, r"sources\[0\] problem.jsonl: .*problem.jsonl is missing; .*mean .*problems.jsonl"),
-        ("problems.csv", "question,answer\n", {}, r"ends in '.csv'; the rule is one of \['.jsonl', '.parquet'\]"),
+        ("problems.txt", "question,answer\n", {}, r"ends in '.txt'; the rule is one of \['.csv', '.jsonl', '.parquet'\]"),
         ("empty.jsonl", "\n\n", {}, r"empty.jsonl has no rows; a source needs at least one"),
         ("column.jsonl", '{"questions": "a", "answer": "b"}\n', {}, r"no column 'question'; .*'answer', .*did you mean 'questions'"),
         ("trace.jsonl", '{"question": "a", "answer": "b"}\n', {"trace": "solution"}, r"no column 'solution'"),
@@ -222,7 +230,7 @@ def test_curation_benchmark_that_another_holds_already_is_an_error(tmp_path: Pat
 
 def test_curation_questions_are_data_never_sql(tmp_path: Path) -> None:
     nasty = "'); drop table raw_rows; -- $1 {x}"
-    source = write_jsonl(tmp_path / "it's.jsonl", [{"question": nasty, "answer": "'"}, *questions(0, 5)])
+    source = write_jsonl(tmp_path / "it's.jsonl", [{"question": nasty, "answer": "it's 7"}, *questions(0, 5)])
     output = curate(tmp_path, sources=[source], pools={"rl": {"share": 1}}, benchmarks={"it's; --": [SUMS]})
     assert nasty in [row["question"] for row in rows_of(output, "rl")]
 
@@ -230,7 +238,7 @@ def test_curation_questions_are_data_never_sql(tmp_path: Path) -> None:
 def test_contracts_broken_rows_are_named_with_their_rule(tmp_path: Path) -> None:
     curate(tmp_path)
     with duckdb.connect(str(tmp_path / "curation/0123456789abcdef/data/curation.duckdb"), read_only=True) as database:
-        tables = {name: database.table(name).to_arrow_table() for name in ("pools", "benchmarks", "contamination", "dropped", "funnel")}
+        tables = {name: database.table(name).to_arrow_table() for name in MARTS}
     check_contracts(tables)
     pools = tables["pools"]
     ids = pools["problem_id"].to_pylist()
@@ -248,3 +256,48 @@ def test_contracts_broken_rows_are_named_with_their_rule(tmp_path: Path) -> None
             check_contracts(tables | {"pools": broken})
     with pytest.raises(DataError, match="its contract says"):
         check_contracts(tables | {"pools": pools.drop_columns(["trace"])})
+
+
+def test_curation_report_agrees_with_the_metrics_and_shows_what_was_dropped(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "items.jsonl", [*questions(0, 40), {"question": "Is 7 | 49 prime?", "answer": "No"}, "{broken"])
+    metrics = curate(tmp_path, sources=[source | {"id": "items", "licence": "CC0"}, LEGS], pools={"rl": {"share": 0.5}}).metrics
+    folder = tmp_path / "curation/0123456789abcdef/report"
+    report = json.loads((folder / "data_report.json").read_text())
+    steps = {step["step"]: step for step in report["funnel"]}
+    assert steps["read"]["left"] == metrics["rows/read"] == 142
+    assert report["funnel"][-1]["left"] == metrics["rows/kept"] == sum(report["pools"].values())
+    assert steps["true or false"]["rows"] == metrics["rows/true_or_false"] == 1
+    assert [example["evidence"] for example in report["dropped_examples"]["true or false"]] == ["No"]
+    sources = {row["source"]: row for row in report["sources"]}
+    assert sources["sources[0] items"]["licence"] == "CC0"
+    assert (sources["sources[0] items"]["rows"], sources["sources[0] items"]["quarantined"]) == (42, 1)
+    assert {row["family"]: row["problems"] for row in report["families"]}["file"] == 40
+    text = (folder / "data_report.md").read_text()
+    assert "Is 7 &#124; 49 prime?" in text  # a cell stays a cell
+    assert (folder / "funnel.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curation_report_takes_any_text_for_text(tmp_path: Path) -> None:
+    nasty = [{"question": f"$x_{{{number}}} < </td> | `\u202e\u05d0 [a](b) \U0001f600", "answer": "7"} for number in range(8)]
+    source = write_jsonl(tmp_path / "nasty.jsonl", nasty) | {"family": "_$f \u05d0^"}
+    curate(tmp_path, sources=[source], pools={"rl": {"share": 1}})
+    assert "</td>" not in (tmp_path / "curation/0123456789abcdef/report/data_report.md").read_text()
+
+
+def test_curation_source_named_in_the_list_is_as_if_it_stood_in_the_recipe(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "items.jsonl", questions(0, 20))
+    listed = tmp_path / "sources.yaml"
+    listed.write_text(f"items:\n  {{kind: file, path: {tmp_path / 'items.jsonl'}, licence: CC0}}\n")
+    inline = {"kind": "file", "path": str(tmp_path / "items.jsonl"), "licence": "CC0", "id": "items"}
+    settings = {"benchmarks": {"held_out": [SUMS]}, "pools": {"rl": {"share": 1}}}
+    named = Curation.model_validate(settings | {"sources": ["items"], "sources_file": str(listed)})
+    assert named.sources == Curation.model_validate(settings | {"sources": [inline]}).sources
+    assert named.files() == (tmp_path / "items.jsonl",)
+    with pytest.raises(ValueError, match=r"describes no source 'item'; the rule is one of \['items'\]"):
+        Curation.model_validate(settings | {"sources": ["item"], "sources_file": str(listed)})
+
+
+def test_curation_example_list_of_sources_is_valid() -> None:
+    names = list(yaml.safe_load((DATASETS / "sources.yaml").read_text()))
+    settings = {"benchmarks": {"held_out": [SUMS]}, "pools": {"rl": {"share": 1}}, "sources_file": str(DATASETS / "sources.yaml")}
+    assert [source.id for source in Curation.model_validate(settings | {"sources": names}).sources] == names

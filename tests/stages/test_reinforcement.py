@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from stages.artifacts import CheckpointRef, DatasetRef, StageOutput, digest_of_file, digest_of_folder, last_checkpoint
 from stages.chat import parse_reply, render_prompt
 from stages.config import RLHF, EngineConfig, ReasoningRL
-from stages.errors import ConfigError, RewardError
+from stages.errors import ConfigError, DataError, RewardError
 from stages.reasoning_rl import run
 from stages.records import read_records
 from stages.rewards.grading import Verdict, grade
@@ -74,6 +74,7 @@ def test_reasoning_rl_two_steps_keep_every_rollout_with_its_rewards(
         assert row["stopped"] == row["completion"].endswith("<|im_end|>")
         assert row["logprob"] < 0
         assert row["version"] == f"step-{row['step']}"
+        assert "why" not in row  # all in turn needs no reason
     assert {row["reward"] for row in rows if row["gold"] == "8"} <= {0.0, 0.2}
     assert {0.0, 1.2} <= {row["reward"] for row in rows if row["gold"] == "7"}
 
@@ -110,6 +111,53 @@ def test_reasoning_rl_killed_in_a_later_pass_and_run_again_gives_the_same_bits_a
     assert whole.outputs["model"].digest != pupil.digest
     assert rows_of(resumed) == rows_of(whole)
     assert resumed.outputs["model"].digest == whole.outputs["model"].digest
+
+
+@pytest.mark.slow
+def test_live_curriculum_killed_and_run_again_chooses_the_same_problems_for_the_same_reasons(
+    pupil: CheckpointRef, new_stage: NewStage, problems: Problems, settings: dict[str, Any]
+) -> None:
+    curriculum = {"order": "prioritised", "live": True, "retire_at": 0.8, "retire_after": 8, "prior_tries": 1}
+    config = ReasoningRL.model_validate(settings | {"steps": 6, "save_every": 2, "learning_rate": 1e-3, "curriculum": curriculum})
+    rows = [
+        {"problem_id": f"p{index}", "question": f"{index}+{7 - index}", "answer": "7" if index else "8", "family": "sums", "pass_rate": 0.5}
+        for index in range(5)
+    ]
+    inputs = {"model": pupil, "problems": problems(rows)}
+    straight, broken = new_stage("reasoning_rl"), new_stage("reasoning_rl")
+    process = multiprocessing.get_context("fork").Process(target=run, args=(config, inputs, broken, 0))
+    process.start()
+    while last_checkpoint(broken) is None and process.is_alive():
+        process.join(0.01)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    whole, resumed = (run(config, inputs, stage_dir, 0) for stage_dir in (straight, broken))
+    rollouts = rows_of(whole)
+    assert rows_of(resumed) == rollouts
+    assert resumed.outputs["model"].digest == whole.outputs["model"].digest
+
+    right, tries = dict.fromkeys((row["problem_id"] for row in rows), 0), dict.fromkeys((row["problem_id"] for row in rows), 0)
+    for start in range(0, len(rollouts), 8):  # a step: two groups of four
+        for row in rollouts[start : start + 8]:
+            assert row["slot"] == row["position"] // 4
+            rate = (0.5 + right[row["problem_id"]]) / (1 + tries[row["problem_id"]])
+            assert row["success_rate"] == pytest.approx(rate)
+            if row["why"].startswith("prioritised"):
+                assert row["weight"] == pytest.approx(1 - rate)
+                assert rate < 0.8 or tries[row["problem_id"]] < 8
+                assert row["why"] == f"prioritised: 1 - {rate:.4g}"
+            else:
+                assert row["why"].startswith("fill: prioritised has ")
+        for row in rollouts[start : start + 8]:
+            tries[row["problem_id"]] += 1
+            right[row["problem_id"]] += row["reward_accuracy"] == 1.0
+    metrics = [
+        record["metrics"] for record in read_records(straight / "metrics.jsonl") if "curriculum/retired" in record.get("metrics", {})
+    ]
+    assert len(metrics) == 6
+    assert metrics[0]["curriculum/pool_rate"] == 0.5
 
 
 @pytest.mark.slow
@@ -153,6 +201,21 @@ def test_reasoning_rl_fewer_prompts_than_a_step_needs_is_a_config_error(
         ConfigError, match=r"reasoning_rl\.model: 4 prompts, but a step takes prompts_per_step = 5; lower it or widen the pool"
     ):
         run(config, {"model": pupil, "problems": problems(ROWS)}, new_stage("reasoning_rl"), 0)
+
+
+def test_reasoning_rl_order_that_needs_pass_rates_without_them_is_a_data_error(
+    pupil: CheckpointRef, new_stage: NewStage, problems: Problems, settings: dict[str, Any]
+) -> None:
+    config = ReasoningRL.model_validate(settings | {"curriculum": {"order": "easy_to_hard"}})
+    with pytest.raises(DataError, match="4 of 4 problems have no pass_rate; the order easy_to_hard needs one"):
+        run(config, {"model": pupil, "problems": problems(ROWS)}, new_stage("reasoning_rl"), 0)
+
+
+def test_reasoning_rl_problem_that_stands_twice_is_a_data_error(
+    pupil: CheckpointRef, new_stage: NewStage, problems: Problems, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(DataError, match="1 of 5 prompts have the problem_id of another"):
+        run(ReasoningRL.model_validate(settings), {"model": pupil, "problems": problems([*ROWS, ROWS[0]])}, new_stage("reasoning_rl"), 0)
 
 
 def test_reasoning_rl_micro_batch_that_does_not_divide_a_step_is_refused_with_the_settings(settings: dict[str, Any]) -> None:

@@ -1,16 +1,21 @@
--- int_training_copies: training rows, numbered among the rows that ask the same question.
--- Grain: one row per good training row.
---   copy          bigint   1 for the row that is kept: first source, first row
---   first_answer  varchar  answer of the row that is kept
---   others        as in stg_problems
+-- int_training_copies: training rows that no exclusion met, numbered among the rows that ask the same question.
+-- Grain: one row per such row.
+--   copy              bigint   1 for the row that is kept: first source, first row
+--   first_answer      varchar  answer of the row that is kept
+--   first_problem_id  varchar  problem_id of the row that is kept; another one when only the folded texts agree
+--   first_question    varchar  its question
+--   others            as in stg_problems
 with final as (
     select
         stg_problems.* exclude (benchmark),
         row_number() over asked as copy,
-        first_value(answer) over asked as first_answer
+        first_value(answer) over asked as first_answer,
+        first_value(problem_id) over asked as first_problem_id,
+        first_value(question) over asked as first_question
     from stg_problems
+    anti join int_exclusions using (pool_order, row_number)
     where benchmark is null
-    window asked as (partition by problem_id order by pool_order, row_number)
+    window asked as (partition by folded order by pool_order, row_number)
 )
 
 select * from final

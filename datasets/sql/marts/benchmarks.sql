@@ -6,11 +6,13 @@
 --   answer      varchar  gold answer
 --   family      varchar  kind of problem
 --   source      varchar  where it stands in the recipe, and what it is
+--   row_number  bigint   1 for the first row of the source
+--   row_id      varchar  the source's own name for the row; null without one
 --   trace       varchar  worked chain of thought; null without one
 --   scale       bigint   length of the chain a solver needs; 0 when unknown
 --   position    bigint   order within the benchmark; families take turns
 with final as (
-    select benchmark, problem_id, question, answer, family, source, trace, scale, position
+    select benchmark, problem_id, question, answer, family, source, row_number, row_id, trace, scale, position
     from int_benchmark_problems
 )
 

@@ -1,30 +1,33 @@
--- contamination: the list to review: each training problem dropped for overlap, with the evidence.
--- Grain: one row per training problem_id.
+-- contamination: the list to review: each overlap of a training problem with a benchmark, with the evidence and both texts.
+-- Grain: one row per rule, training problem and benchmark.
+--   rule                  varchar  the rule, named after its source
+--   drops                 boolean  whether its hits leave the training problems, or are only reported
 --   problem_id            varchar  the training problem
 --   family                varchar  its family
 --   source                varchar  its source
---   rule                  varchar  `same question`, or `shared n-gram`
---   ngram                 varchar  the shared words; null for a same question
+--   evidence              varchar  the first shared words, or the masked question; null for a same question
+--   score                 double   coverage (tulu3) or cosine similarity (embedding); null for other rules
 --   question              varchar  the training question
 --   benchmark             varchar  the benchmark it overlaps
 --   benchmark_problem_id  varchar  the benchmark problem
 --   benchmark_question    varchar  the benchmark question
 with final as (
     select
-        int_contamination.problem_id,
+        hits.rule,
+        rules.drops,
+        hits.problem_id,
         training.family,
         training.source,
-        int_contamination.rule,
-        int_contamination.ngram,
+        hits.evidence,
+        hits.score,
         training.question,
-        held_out.benchmark,
-        int_contamination.benchmark_problem_id,
+        hits.benchmark,
+        hits.benchmark_problem_id,
         held_out.question as benchmark_question
-    from int_contamination
-    inner join int_training_copies as training
-        on int_contamination.problem_id = training.problem_id and training.copy = 1
-    inner join int_benchmark_problems as held_out
-        on int_contamination.benchmark_problem_id = held_out.problem_id
+    from contamination_hits as hits
+    inner join decontamination_rules as rules using (rule)
+    inner join int_training_problems as training using (problem_id)
+    inner join int_benchmark_problems as held_out on hits.benchmark_problem_id = held_out.problem_id
 )
 
 select * from final

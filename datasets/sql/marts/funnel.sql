@@ -10,7 +10,7 @@ with steps as (
     union all
     select 'quarantined in benchmarks', family from stg_rows where benchmark is not null and reason is not null
     union all
-    select reason, family from dropped
+    select rule, family from dropped
     union all
     select 'kept', family from pools
     union all

@@ -9,17 +9,19 @@
 --   answer      varchar  gold answer
 --   family      varchar  kind of problem
 --   source      varchar  where it stands in the recipe, and what it is
+--   row_number  bigint   1 for the first row of the source
+--   row_id      varchar  the source's own name for the row; null without one
 --   trace       varchar  worked chain of thought; null without one
 --   scale       bigint   length of the chain a solver needs; 0 when unknown
 --   position    bigint   order over all pools, by a second hash, so that families are mixed from the first row on
 with clean as (
     select
-        copies.*,
-        sha256(concat_ws(' ', settings.seed, 'pool', copies.problem_id)) as draw,
-        sha256(concat_ws(' ', settings.seed, 'order', copies.problem_id)) as turn
-    from int_training_copies as copies
+        problems.*,
+        sha256(concat_ws(' ', settings.seed, 'pool', problems.problem_id)) as draw,
+        sha256(concat_ws(' ', settings.seed, 'order', problems.problem_id)) as turn
+    from int_training_problems as problems
     cross join settings
-    where copies.copy = 1 and copies.problem_id not in (select problem_id from int_contamination)
+    where problems.problem_id not in (select problem_id from int_contamination)
 ),
 
 placed as (
@@ -37,6 +39,8 @@ final as (
         placed.answer,
         placed.family,
         placed.source,
+        placed.row_number,
+        placed.row_id,
         placed.trace,
         placed.scale,
         row_number() over (order by placed.turn) as position
