@@ -38,14 +38,10 @@ from flows.terminal import screen
 from flows.tracking import Tracker
 from stages.artifacts import CheckpointRef, write_json
 
-RecipeName = Annotated[
-    str, Field(pattern=r"^([a-z][a-z0-9_]*|.+\.ya?ml)$", description="A recipe that comes with posttrain, or a .yaml file.")
-]
-Overrides = Annotated[
-    list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+=.+$")]], Field(description="Settings to change, each `stage.key=value`.")
-]
-StageName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-NoStageName = Annotated[str, Field(pattern=r"^([a-z][a-z0-9_]*)?$")]
+RecipeName = Annotated[str, Field(pattern=r"^[a-z0-9_]+$|[.]ya?ml$", description="A recipe that comes with posttrain, or a .yaml file.")]
+Overrides = Annotated[list[Annotated[str, Field(pattern=r"^\S+=.+$")]], Field(description="Settings to change, each `stage.key=value`.")]
+StageName = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+NoStageName = Annotated[str, Field(pattern=r"^[a-z0-9_]*$")]
 RunName = Annotated[str, Field(description="Earlier run to start from: `tiny-3`, `latest`, or an MLflow or Prefect run id; empty: none.")]
 StageNames = Annotated[list[StageName], Field(description="Stages whose last result is reused although their key has changed.")]
 
@@ -168,15 +164,16 @@ def open_job(job: Job, variant: str, **about: Any) -> RecipeRun:
         "prefect_run": prefect_run,
     }
     record = open_run(home, whole.name, **content, **about)
-    shown = variant if len(variant) <= _NAME_CHARACTERS else f"{len(whole.overrides)} settings changed"
+    what = f"{record.stage} {variant.replace(f'{record.stage}.', '')}" if record.stage else variant
+    shown = what if len(what) <= _NAME_CHARACTERS else f"{len(whole.overrides)} settings changed"
     with get_client(sync_client=True) as client:
-        client.update_flow_run(UUID(prefect_run), name=": ".join(filter(None, [record.id, record.stage, shown])))
+        client.update_flow_run(UUID(prefect_run), name=f"{record.id}: {shown}{f', of {of_run}' if of_run else ''}")
     tracking_run = tracker.start_recipe(
         run=record.id,
         kind=record.kind,
         of_run=of_run,
         drift={step.node.name: step.drift for step in job.steps if step.drift},
-        variant=f"{record.stage}: {variant}" if record.stage else variant,
+        variant=what,
         overrides=dict(whole.overrides),
         recipe_yaml=whole.text,
         config_hash=whole.config_hash,
@@ -236,7 +233,9 @@ def closing_links(run: RecipeRun, *, first: str | None) -> dict[str, str]:
     pages = run.tracker.links(run.tracking_run)
     own = f"variants of {first}"
     pages = dict(sorted(pages.items(), key=lambda item: item[0] not in ("comparison", own)))
-    create_markdown_artifact("\n".join(f"- [{label}]({address})" for label, address in pages.items()), key="links")
+    create_markdown_artifact(
+        "\n".join(f"- [{label}]({address})" for label, address in pages.items()), key="links", description="Pages of this run in MLflow"
+    )
     shown = {label: address for label, address in pages.items() if label == own or not label.startswith("variants of")}
     return {f"MLflow: {label}": address for label, address in shown.items()}
 

@@ -22,7 +22,7 @@ from prefect.states import Cancelled
 from prefect.utilities.urls import url_for
 
 from flows.history import Finished, Record, keep
-from flows.holding import hold, set_aside
+from flows.holding import hold, set_aside, set_damaged_aside
 from flows.launch import launch
 from flows.models import note_digests
 from flows.plan import Outputs, Step, check_code, decide, read_state, remember, take
@@ -108,21 +108,25 @@ def run_stage(run: RecipeRun, node: Node, handles: Mapping[str, Outputs]) -> Out
             return _reused(run, step, index)
         # Prefect joins a heartbeat thread that sleeps for a second at the end of every flow; a stage needs none
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-            name = _label(run, node) or node.name
+            name, logger = _label(run, node) or node.name, get_run_logger()
+            logger.info("%s: %s, %s", name, step.action, step.why)
             stage_flow = flow(name=node.stage, flow_run_name=name, validate_parameters=False)(_conduct(run, step, inputs, index))
-            shown = {name: f"{ref.name} {ref.digest[:12]}" for name, ref in inputs.items()}
+            shown = {key: f"{ref.name} {ref.digest[:12]}" for key, ref in inputs.items()}
             try:
                 result = cast(StageResult, stage_flow(settings=node.config.model_dump(mode="json"), inputs=shown))
             except CancelledRun as error:
                 raise RunCancelled(f"{node.name} was cancelled. Finished stages are kept; the same command continues from here") from error
+    logger.info("%s: finished in %.1f s", name, result.seconds)
     run.ran.add(node.name)
     run.finish(step, result)
     return result.outputs
 
 
 def _decide_held(run: RecipeRun, step: Step, inputs: Outputs, last: Mapping[str, Any] | None) -> Step:
-    """The step once its folder is ours: another process may have finished it. What is to be replaced is set aside."""
+    """The step once its folder is ours: another process may have finished it. What is damaged or to be replaced is set aside."""
     assert step.folder is not None
+    if (damage := set_damaged_aside(step.folder)) is not None:
+        run.screen.say(f"{step.node.name}: {damage}")
     now = decide(step.node, inputs, run.home, last, run.job.wish)
     if now.replaces and (aside := set_aside(step.folder)) is not None:
         run.screen.say(f"{step.node.name}: the earlier result now lies in {aside}")
@@ -133,6 +137,7 @@ def _reused(run: RecipeRun, step: Step, index: int) -> Outputs:
     """Show a finished stage as a part of this run, too."""
     assert step.result is not None
     run.screen.reused(step.node.name, step.why)
+    get_run_logger().info("%s: reused, %s", _label(run, step.node) or step.node.name, step.why)
     if (recorded := run.tracker.find_stage(step.result.fingerprint)) is not None:
         run.tracker.reuse_stage(node=step.node.name, index=index, recipe_run=run.tracking_run, run_id=recorded)
     run.finish(step, step.result)
@@ -160,6 +165,8 @@ def _conduct(run: RecipeRun, step: Step, inputs: Outputs, index: int) -> Any:
         return result
 
     given = inputs
+    # On Retry, Prefect would hand out an earlier sub-flow of this name; what is finished is decided here, not there
+    body.__qualname__ = f"{_label(run, node) or node.name} {flow_run.run_count}".replace(".", "_")
     return body
 
 
