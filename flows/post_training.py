@@ -30,7 +30,7 @@ from flows.plan import Outputs, Step, home_folder, remember
 from flows.recipe import Recipe
 from flows.request import Job, Request, prepare
 from flows.scores.ablation import AblationTable, Row, draw
-from flows.scores.comparison import Comparison, Measured, compare
+from flows.scores.comparison import Comparison, Line, Measured, compare
 from flows.servers.reconcile import own
 from flows.stage import RecipeRun, RunCancelled, run_stage
 from flows.summary import Totals, measured, table_of, totals
@@ -259,11 +259,26 @@ def _beside(run: RecipeRun) -> Comparison | None:
 
 def show_comparison(run: RecipeRun, comparison: Comparison) -> None:
     """The comparison on the flow run's page and in MLflow."""
-    columns = ("variant", "benchmark", "mode", "mean", "low", "high", "difference", "p_adjusted", "verdict", "tokens", "seconds")
-    rows = [{name: getattr(row, name) for name in columns} for row in comparison.rows]
+    rows = [_compared(row) for row in comparison.rows]
     create_table_artifact(key="comparison", table=rows, description=f"Variants of {comparison.stage}; baseline: {comparison.baseline}")
     title = f"Variants of {comparison.stage}, compared with {comparison.baseline}"
     run.tracker.log_comparison(run.tracking_run, comparison.to_json()["rows"], title)
+
+
+def _compared(row: Line) -> dict[str, str]:
+    """A row of a comparison as text, the verdict where it is seen without scrolling."""
+    return {
+        "variant": row.variant,
+        "benchmark": f"{row.benchmark} {row.mode}",
+        "pass@1": f"{row.mean:.2f} [{row.low:.2f}, {row.high:.2f}]",
+        "change": "" if row.difference is None else f"{row.difference:+.3f} [{row.difference_low:+.3f}, {row.difference_high:+.3f}]",
+        "verdict": row.verdict,
+        "p": "" if row.p_adjusted is None else f"{row.p_adjusted:.3f}",
+        "problems": str(row.n_problems),
+        "seeds": str(len(row.seeds)),
+        "tokens": f"{row.tokens:,}",
+        "seconds": f"{row.seconds:.0f}",
+    }
 
 
 def _scores(row: Row) -> dict[str, str]:

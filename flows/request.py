@@ -169,7 +169,7 @@ def variants(stage: str, vary: Sequence[str], seeds: int, recipe_seed: int) -> t
             raise ConfigError(f"--vary {item}: must be key=value,value, for instance --vary loss=dapo,dr_grpo")
         if key.strip() in axes:
             raise ConfigError(f"--vary {item}: {key.strip()} is varied twice; list all its values once")
-        axes[key.strip()] = list(dict.fromkeys(_text(value) for value in values))
+        axes[key.strip()] = list(dict.fromkeys(yaml_text(value) for value in values))
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     if len(combinations) < 2:
         raise ConfigError(f"--vary {' '.join(vary) or '(nothing)'}: gives {len(combinations)} variant; a comparison needs two")
@@ -214,6 +214,6 @@ def prepare_sweep(asked: Request, home: Path, stage: str, vary: Sequence[str], s
     return Sweep(stage, compared_at, found, tuple(jobs))
 
 
-def _text(value: Any) -> str:
+def yaml_text(value: Any) -> str:
     """A YAML value on one line, as `--set` takes it."""
     return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n...\n").strip()

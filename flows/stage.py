@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,7 +31,7 @@ from flows.recipe import Node
 from flows.request import Job
 from flows.servers.reconcile import own
 from flows.servers.serving import wait_for_prefect
-from flows.terminal import Screen, Update
+from flows.terminal import Screen, Update, shown_metrics
 from flows.tracking import Forwarder, Status, Tracker
 from stages.artifacts import LOG, METRICS, StageResult
 from stages.errors import StageError
@@ -38,6 +39,7 @@ from stages.errors import StageError
 _TELL_EVERY_S = 5.0
 _ASK_EVERY_S = 2.0
 _LINES_AT_ONCE = 20
+_BAR = re.compile(r"\d+%\|| \d+/\d+ \[")
 
 
 class RunCancelled(StageError):  # noqa: N818 - it is no fault
@@ -161,7 +163,8 @@ def _conduct(run: RecipeRun, step: Step, inputs: Outputs, index: int) -> Any:
         note_digests(run.home, *result.outputs.values())
         wait_for_prefect(run.screen.say)  # the result is safe; its flow must be able to say so
         logger.info("finished in %.1f s, %.1f s of them in trainer and engine", result.seconds, result.busy_seconds)
-        create_markdown_artifact(_report(node, step, result), key=f"result-{node.name.replace('_', '-')}")
+        key = f"result-{node.name.replace('_', '-')}"
+        create_markdown_artifact(_report(node, step, result), key=key, description="What it cost and measured")
         return result
 
     given = inputs
@@ -253,6 +256,7 @@ class _Live:
         if now - self.told_progress < _TELL_EVERY_S:
             return
         self.told_progress, share = now, 100 * done / max(total, 1)
+        self.logger.info("%s %d of %d  %s", what, done, total, shown_metrics(self.metrics))
         with _at_once():
             if self.artifact is None:
                 key, text = f"progress-{self.node.replace('_', '-')}", f"{self.node}, in {what}s"
@@ -261,8 +265,8 @@ class _Live:
                 update_progress_artifact(self.artifact, share)
 
     def lines(self, lines: list[str]) -> None:
-        """Lines of `log.txt`; a flood is thinned out here, never there."""
-        self.waiting += lines
+        """Lines of `log.txt`; a flood and the bars of libraries are thinned out here, never there."""
+        self.waiting += [line for line in lines if line.strip() and not _BAR.search(line)]
         if time.monotonic() - self.told_lines >= _TELL_EVERY_S:
             self.tell_lines()
 

@@ -168,6 +168,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 def browser() -> Iterator[Browser]:
     """A browser. At the end: none of its pages asked another machine for anything."""
     requested: list[str] = []
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
         context = browser.new_context(viewport={"width": 1600, "height": 1000})
@@ -200,7 +201,8 @@ def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_form(page: Page, up: Up, deployment: str) -> None:
     page.goto(f"{up.prefect}/deployments")
     page.get_by_placeholder("Search deployments").fill(deployment)
-    page.get_by_role("link", name=deployment, exact=True).click()
+    link = page.get_by_role("link", name=deployment, exact=True)
+    page.goto(f"{up.prefect}{link.get_attribute('href')}")  # the list is drawn anew while it is searched: a click may be lost
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_text("Custom run").click()
     expect(field(page, "dry_run")).to_be_visible()
@@ -232,7 +234,7 @@ def switch_on(page: Page, name: str) -> None:
 def submit(page: Page) -> str:
     """Start the run and go to its page. Returns its id."""
     page.get_by_role("button", name="Submit").click()
-    page.get_by_role("button", name="View run").last.click()
+    page.get_by_role("button", name="View run").last.dispatch_event("click")  # its toast moves, and may lie under another
     page.wait_for_url("**/runs/flow-run/*")
     return page.url.rpartition("/")[2]
 
@@ -245,6 +247,11 @@ def wait_for_state(page: Page, state: str, limit_ms: float = RUN_LIMIT_MS) -> No
 
 def open_tab(page: Page, name: str) -> None:
     page.locator(".p-tab").get_by_text(name, exact=True).click()
+
+
+def stage_link(page: Page, name: str) -> Locator:
+    """The link to a stage's run, on the tab of sub-flows."""
+    return page.locator("a[href*='/runs/flow-run/']").get_by_text(name, exact=True)
 
 
 def open_artifact(page: Page, key: str) -> None:
@@ -261,7 +268,7 @@ def follow(page: Page, link: str) -> Page:
 
 
 def shoot(page: Page, path: Path) -> None:
-    page.wait_for_load_state("networkidle")
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     page.screenshot(path=path)
 
 
@@ -286,7 +293,7 @@ def whole(up: Up, browser: Browser, shots: Path) -> str:
     shoot(page, shots / "01_recipe_form.png")
     run = submit(page)
     open_tab(page, "Subflow Runs")
-    expect(page.get_by_role("link", name="cold_start", exact=True)).to_be_visible(timeout=RUN_LIMIT_MS)
+    expect(stage_link(page, "cold_start")).to_be_visible(timeout=RUN_LIMIT_MS)
     shoot(page, shots / "02_recipe_running.png")
     wait_for_state(page, "Completed")
     page.close()
@@ -328,6 +335,7 @@ def test_recipe_started_from_its_form_shows_plan_stages_scores_and_links(up: Up,
 
     page.goto(f"{up.prefect}/runs/flow-run/{whole}")
     open_artifact(page, "links")
+    expect(page.get_by_role("link", name="registry")).to_be_visible()
     shoot(page, shots / "06_links.png")
     mlflow = follow(page, "score by stage")
     expect(mlflow.get_by_text("ablation/arithmetic_thinking").first).to_be_visible()
@@ -373,6 +381,7 @@ def test_stage_run_again_from_its_form_stands_beside_the_first_in_mlflow_and_lin
     expect(back.locator(".page-heading-flow-run")).to_contain_text("reasoning_rl")
     assert back.url.endswith(str(up.sub_flows(again)["reasoning_rl"].id))
     open_artifact(back, "result-reasoning-rl")
+    expect(back.get_by_text("of them in trainer and engine").first).to_be_visible()
     shoot(back, shots / "16_stage_result.png")
 
 
@@ -382,13 +391,14 @@ def test_running_stage_cancelled_on_the_page_is_gone_within_seconds_everywhere(u
     fill(page, "steps", "400")
     run = submit(page)
     open_tab(page, "Subflow Runs")
-    page.get_by_role("link", name="reasoning_rl", exact=True).click(timeout=RUN_LIMIT_MS)
+    stage_link(page, "reasoning_rl").click(timeout=RUN_LIMIT_MS)
     expect(page.locator(".page-heading-flow-run .state-badge")).to_have_text("Running")
     open_tab(page, "Artifacts")
     expect(page.get_by_text("progress-reasoning-rl").first).to_be_visible(timeout=RUN_LIMIT_MS)
     shoot(page, shots / "20_stage_running_progress.png")
     open_tab(page, "Logs")
-    expect(page.get_by_text("run: reasoning_rl.steps 4 -> 400").first).to_be_visible()
+    for said in (r"^run: .*reasoning_rl\.steps 4 -> 400", r"^step \d+ of 400  reward"):
+        expect(page.get_by_text(re.compile(said)).first).to_be_visible()
     shoot(page, shots / "21_stage_running_logs.png")
     assert up.processes() > up.own
 
@@ -439,7 +449,7 @@ def test_form_with_a_wrong_value_submitted_is_refused_and_nothing_runs(
     open_form(page, up, deployment)
     fill(page, wrong, value)
     page.get_by_role("button", name="Submit").click()
-    expect(page.get_by_text(said)).to_be_visible()
+    expect(page.get_by_text(said).first).to_be_visible()
     shoot(page, shots / f"30_refused_{wrong}.png")
     assert len(up.flow_runs()) == before
 

@@ -122,6 +122,10 @@ def test_run_retried_on_the_page_continues_and_mixes_no_stages(tmp_path: Path, p
         if process.parent in servers:
             os.kill(process.pid, signal.SIGKILL)
     wait_for_state(up, api, asked, "FAILED")
+    log = home / "logs" / "worker.log"
+    while "Process exited with status code" not in log.read_text():  # until then Prefect takes the exit for a crash of the retry
+        up.read(time.monotonic() + 0.2)
+    up.read(time.monotonic() + 2.0)
     prefect(api, f"get_client(sync_client=True).set_flow_run_state({asked!r}, AwaitingRetry(), force=True).status")
     wait_for_state(up, api, asked, "COMPLETED")
     assert up.states()["prefect"] == {
