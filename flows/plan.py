@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +62,8 @@ class Wish:
     """Nodes whose last result is reused although their key has changed."""
     of_run: str | None = None
     """The run that `given` comes from."""
+    compared_with: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the reasons compare with, by node, as `remember` keeps it; other nodes are compared with their last finished run."""
 
 
 NOTHING_ASKED = Wish({})
@@ -79,7 +81,7 @@ def stage_folder(home: Path, stage: str, fingerprint: str) -> Path:
 
 def make_plan(recipe: Recipe, home: Path, wish: Wish = NOTHING_ASKED) -> tuple[Step, ...]:
     """Decide on every node, in running order. Downloads nothing; creates nothing in an empty folder."""
-    known = read_state(home, recipe.name).get("nodes", {})
+    known = last_of(recipe, home, wish)
     handles: dict[str, Outputs] = {}
     missing: list[str] = []
     for name in models_used(recipe):
@@ -103,6 +105,11 @@ def make_plan(recipe: Recipe, home: Path, wish: Wish = NOTHING_ASKED) -> tuple[S
             handles[node.name] = step.result.outputs
         steps.append(step)
     return tuple(steps)
+
+
+def last_of(recipe: Recipe, home: Path, wish: Wish = NOTHING_ASKED) -> Mapping[str, Mapping[str, Any]]:
+    """What a plan's reasons compare with, by node."""
+    return {**read_state(home, recipe.name).get("nodes", {}), **wish.compared_with}
 
 
 def results_of(steps: Iterable[Step]) -> dict[str, StageResult]:

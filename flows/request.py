@@ -89,6 +89,7 @@ def prepare(request: Request, home: Path, *, upto: str | None = None) -> Job:
         again=frozenset(filter(None, again)),
         accept_drift=frozenset(request.accept_drift),
         of_run=of.id if of else None,
+        compared_with=_keys(of, home) if of else {},
     )
     steps = make_plan(recipe, home, wish)
     missing = [step for step in steps if step.node.name not in wanted and step.action != "reuse"]
@@ -136,6 +137,12 @@ def _given(of: Record, names: set[str], home: Path) -> dict[str, StageResult]:
             )
         found[name] = result
     return found
+
+
+def _keys(of: Record, home: Path) -> dict[str, dict[str, Any]]:
+    """The keys of the results that an earlier run had, as far as they are there."""
+    results = {name: read_result(stage_folder(home, node.stage, node.fingerprint)) for name, node in of.nodes.items()}
+    return {name: {"fingerprint": result.fingerprint, "key": result.key} for name, result in results.items() if result is not None}
 
 
 # ---- ablations ------------------------------------------------------------------------------

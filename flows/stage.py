@@ -26,7 +26,7 @@ from flows.history import Finished, Record, keep
 from flows.holding import hold, set_aside, set_damaged_aside
 from flows.launch import launch
 from flows.models import note_digests
-from flows.plan import Outputs, Step, check_code, decide, read_state, remember, take
+from flows.plan import Outputs, Step, check_code, decide, last_of, remember, take
 from flows.recipe import Node
 from flows.request import Job
 from flows.servers.reconcile import own
@@ -98,7 +98,7 @@ def run_stage(run: RecipeRun, node: Node, handles: Mapping[str, Outputs]) -> Out
     """
     wait_for_prefect(run.screen.say)
     inputs = {} if node.name in run.job.wish.given else {name: take(handles, source) for name, source in node.inputs.items()}
-    last = read_state(run.home, run.job.recipe.name).get("nodes", {}).get(node.name)
+    last = last_of(run.job.recipe, run.home, run.job.wish).get(node.name)
     index = [other.name for other in run.job.whole.nodes].index(node.name)
     step = decide(node, inputs, run.home, last, run.job.wish)
     if step.result is not None:

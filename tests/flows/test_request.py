@@ -103,8 +103,8 @@ def test_prepare_of_an_earlier_run_takes_its_artifacts_whatever_has_changed_sinc
         "curation": ("reuse", "taken from small-1"),
         "cold_start": ("reuse", "taken from small-1"),
         "pass_rates": ("reuse", "taken from small-1"),
-        "reasoning_rl": ("run", "reasoning_rl.loss dapo -> dr_grpo; output of cold_start changed; output of pass_rates changed"),
-        "evaluation_reasoning_rl": ("run", "output of curation changed; waits for reasoning_rl, which runs"),
+        "reasoning_rl": ("run", "reasoning_rl.loss dapo -> dr_grpo"),
+        "evaluation_reasoning_rl": ("run", "waits for reasoning_rl, which runs"),
     }
     of_second = project.prepare(only="reasoning_rl", of_run="latest", overrides=("reasoning_rl.loss=dr_grpo",))
     assert of_second.whole.variant == "cold_start.examples=20, curation.benchmark_size=64, reasoning_rl.loss=dr_grpo"
