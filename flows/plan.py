@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,7 @@ Outputs = Mapping[str, CheckpointRef | DatasetRef]
 
 _STAGES = Path(stages.__file__).parent
 _ROOT = _STAGES.parent
+_PARSE_TRIES = 100
 _NOT_CODE = frozenset({"config", "errors", "records"})
 
 
@@ -231,7 +233,7 @@ def _code_now(stage: str) -> dict[str, str]:
         name = path.relative_to(_ROOT).as_posix()
         if name in files:
             continue
-        tree = ast.parse(path.read_text(), str(path))
+        tree = _parse(path)
         files[name] = _digest_of_tree(tree)
         waiting += _imports(tree)
         if path.name == "__init__.py" and path.parent != _STAGES:  # data beside a package, such as a template
@@ -242,6 +244,15 @@ def _code_now(stage: str) -> dict[str, str]:
         for path in (*sorted((_ROOT / "datasets" / "sql").rglob("*.sql")), _ROOT / "datasets" / "contracts.yaml"):
             files[path.relative_to(_ROOT).as_posix()] = digest_of_file(path)
     return dict(sorted(files.items()))
+
+
+def _parse(path: Path) -> ast.Module:
+    """A file's syntax tree. CPython 3.11 can fail when another thread builds one at the same moment (gh-106905): once more, then."""
+    text, name = path.read_text(), str(path)
+    for _ in range(_PARSE_TRIES):
+        with suppress(SystemError):
+            return ast.parse(text, name)
+    return ast.parse(text, name)
 
 
 def _file_of(module: str) -> Path | None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import json
+import os
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -278,3 +283,31 @@ def test_find_model_on_the_hub_is_not_fetched_by_a_plan(tmp_path: Path, monkeypa
     assert find_model("base", "no-such-org/no-such-model@v1", tmp_path, download=False) is None
     with pytest.raises(ConfigError, match="no-such-org/no-such-model@v1: is not in the local cache and the hub cannot be reached"):
         find_model("base", "no-such-org/no-such-model@v1", tmp_path, download=True)
+
+
+def test_code_read_while_another_thread_parses_is_the_same(project: Project) -> None:
+    """CPython 3.11 fails in ast.parse when a garbage collection in it lets another thread in: a run started from its form ended so."""
+    expected, done = code_of("reasoning_rl"), threading.Event()
+    text = Path(planning.__file__).read_text()
+
+    def parse() -> None:
+        while not done.is_set():
+            with suppress(SystemError):
+                ast.parse(text)
+
+    def let_in(phase: str, info: dict[str, int]) -> None:
+        os.sched_yield()
+
+    thread, often = threading.Thread(target=parse), gc.get_threshold()
+    thread.start()
+    gc.callbacks.append(let_in)
+    gc.set_threshold(50)
+    try:
+        for _ in range(5):
+            code_of.cache_clear()
+            assert code_of("reasoning_rl") == expected
+    finally:
+        gc.set_threshold(*often)
+        gc.callbacks.remove(let_in)
+        done.set()
+        thread.join()
