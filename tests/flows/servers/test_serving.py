@@ -323,7 +323,7 @@ def test_up_servers_of_another_command_are_joined(own: Own) -> None:
     with subprocess.Popen([sys.executable, "-c", UP, str(home)], env=environment, stdout=subprocess.PIPE, text=True) as up:
         assert up.stdout is not None
         said = [next(up.stdout) for _ in range(4)]
-        up.send_signal(signal.SIGINT)
+        up.send_signal(signal.SIGTERM)
     assert up.returncode == 0
     assert said == [
         "using the servers of another posttrain command\n",
