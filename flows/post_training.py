@@ -155,23 +155,15 @@ def open_job(job: Job, variant: str, **about: Any) -> RecipeRun:
     prefect_run, address = str(flow_run.id), url_for("flow-run", flow_run.id)
     tracker = Tracker(os.environ["MLFLOW_TRACKING_URI"], whole.name, home)
     tracker.reap()
-    of_run = job.of.id if job.of else None
-    content = {
-        "overrides": dict(whole.overrides),
-        "variant": whole.variant,
-        "text": whole.text,
-        "of_run": of_run,
-        "prefect_run": prefect_run,
-    }
-    record = open_run(home, whole.name, **content, **about)
+    record = open_run(home, whole.name, **_content(job), variant=whole.variant, prefect_run=prefect_run, **about)
     what = f"{record.stage} {variant.replace(f'{record.stage}.', '')}" if record.stage else variant
     shown = what if len(what) <= _NAME_CHARACTERS else f"{len(whole.overrides)} settings changed"
     with get_client(sync_client=True) as client:
-        client.update_flow_run(UUID(prefect_run), name=f"{record.id}: {shown}{f', of {of_run}' if of_run else ''}")
+        client.update_flow_run(UUID(prefect_run), name=f"{record.id}: {shown}{f', of {record.of_run}' if record.of_run else ''}")
     tracking_run = tracker.start_recipe(
         run=record.id,
         kind=record.kind,
-        of_run=of_run,
+        of_run=record.of_run,
         drift={step.node.name: step.drift for step in job.steps if step.drift},
         variant=what,
         overrides=dict(whole.overrides),
@@ -185,9 +177,14 @@ def open_job(job: Job, variant: str, **about: Any) -> RecipeRun:
 
 def open_part(whole: RecipeRun, job: Job, label: str) -> RecipeRun:
     """Open the record of one variant of an ablation; its stages belong to the ablation's tracking run."""
-    content = {"overrides": dict(job.whole.overrides), "variant": label, "text": job.whole.text, "of_run": whole.record.of_run}
-    record = open_run(whole.home, job.whole.name, kind="rerun", stage=whole.record.stage, part_of=whole.record.id, **content)
+    about = {"kind": "rerun", "stage": whole.record.stage, "part_of": whole.record.id}
+    record = open_run(whole.home, job.whole.name, **_content(job), variant=label, **about)
     return RecipeRun(job, whole.home, whole.tracker, whole.tracking_run, whole.screen, record, whole.flow_run, label)
+
+
+def _content(job: Job) -> dict[str, Any]:
+    """What every record keeps of its job."""
+    return {"overrides": dict(job.whole.overrides), "text": job.whole.text, "of_run": job.of.id if job.of else None}
 
 
 def show_plan(steps: Sequence[Step]) -> None:
@@ -240,9 +237,9 @@ def closing_links(run: RecipeRun, *, first: str | None) -> dict[str, str]:
     return {f"MLflow: {label}": address for label, address in shown.items()}
 
 
-def finish_record(run: RecipeRun, links: Mapping[str, str], **changes: Any) -> None:
+def finish_record(run: RecipeRun, links: Mapping[str, str]) -> None:
     """Close the record of a run that ended well."""
-    run.record = keep(run.home, run.record, status="finished", finished=round(time.time(), 1), links=dict(links), **changes)
+    run.record = keep(run.home, run.record, status="finished", finished=round(time.time(), 1), links=dict(links))
 
 
 def _beside(run: RecipeRun) -> Comparison | None:
