@@ -14,14 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 from mlflow.tracking import MlflowClient
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun
@@ -30,16 +30,6 @@ from prefect.states import Cancelling
 
 from flows.servers.addresses import VARIABLE
 
-CHROMIUM = Path("/usr/bin/chromium")
-QUIET = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--disable-quic",
-]
 BASE = Path(__file__).resolve().parents[2] / "datasets" / "tiny_base"
 RECIPE = f"""
 name: small
@@ -73,7 +63,7 @@ CANCEL_LIMIT_S = 20.0
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"the pages are looked at in a browser, and {CHROMIUM} is not installed"),
+    pytest.mark.usefixtures("chromium"),
 ]
 
 
@@ -165,17 +155,15 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(chromium: Callable[[], AbstractContextManager[Browser]]) -> Iterator[Browser]:
     """A browser. At the end: none of its pages asked another machine for anything."""
     requested: list[str] = []
     expect.set_options(timeout=PATIENCE_MS)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
+    with chromium() as browser:
         context = browser.new_context(viewport={"width": 1600, "height": 1000})
         context.set_default_timeout(PATIENCE_MS)
         context.on("request", lambda request: requested.append(request.url))
         yield browser
-        browser.close()
     assert requested
     assert [url for url in requested if url.startswith("http") and not url.startswith("http://127.0.0.1:")] == []
 

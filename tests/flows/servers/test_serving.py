@@ -13,7 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -47,14 +47,9 @@ class Healthy(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def healthy() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Healthy)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def healthy(serve: Callable[[type[BaseHTTPRequestHandler]], AbstractContextManager[str]]) -> Iterator[str]:
+    with serve(Healthy) as address:
+        yield address
 
 
 @pytest.fixture
