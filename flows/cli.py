@@ -20,7 +20,7 @@ import typer
 from flows.history import find_run, read_runs
 from flows.plan import Step, home_folder, make_plan, read_state, remember, results_of
 from flows.recipe import Recipe, load_recipe, recipe_names
-from flows.request import Job, Request, prepare, prepare_sweep
+from flows.request import Job, Request, prepare, prepare_sweep, set_options
 from stages.errors import ArtifactError, ConfigError, PosttrainError
 
 if TYPE_CHECKING:
@@ -201,14 +201,15 @@ def compare(
         from flows.scores.comparison import compare as compare_variants
         from flows.summary import lined_up
 
-        stage, found = lined_up(home_folder(), [find_run(home_folder(), run) for run in runs], at)
+        records = [find_run(home_folder(), run) for run in runs]
+        stage, found = lined_up(home_folder(), records, at)
         comparison = compare_variants(stage, found)
         comparison.render(screen.console)
         page = None
         if side_by_side:
             from flows.scores.side_by_side import show_samples
 
-            page = show_samples(home_folder(), find_run(home_folder(), runs[0]).recipe, found, screen)
+            page = show_samples(home_folder(), records[0].recipe, found, screen)
         if as_json:
             _write(comparison.to_json() | {"samples": page})
 
@@ -267,7 +268,7 @@ def table(recipe: RecipeName, set_: Set = None, as_json: Json = False) -> None:
         if found is None:
             raise ArtifactError(
                 f"no evaluation of {checked.name} has finished with these settings in {home_folder()}; "
-                f"make one: posttrain run {recipe}{_options(set_)}"
+                f"make one: posttrain run {recipe}{set_options(set_ or [])}"
             )
         if as_json:
             _write(found.to_json())
@@ -297,23 +298,17 @@ def claims(
             raise ConfigError(f"the recipe {recipe} states no claims; list them under `claims`")
         samples = []
         for number in numbers:
-            overrides = [*(set_ or []), f"seed={number}"]
             screen.say(f"seed {number}")
-            checked = load_recipe(recipe, overrides)
-            job = prepare(Request(recipe=recipe, overrides=tuple(overrides)), home_folder())
+            job = prepare(Request(recipe=recipe, overrides=(*(set_ or []), f"seed={number}")), home_folder())
             if job.to_run:
                 _show(screen, _conduct(screen, job, time.monotonic()), as_json=False)
-            samples.append(samples_of(checked, results_of(make_plan(checked, home_folder()))))
+            samples.append(samples_of(job.whole, results_of(make_plan(job.whole, home_folder()))))
         findings = [judge(claim, samples) for claim in stated]
         render(findings, screen.console)
         if as_json:
             _write([finding._asdict() | {"claim": str(finding.claim)} for finding in findings])
         if not all(finding.holds for finding in findings):
             sys.exit(1)
-
-
-def _options(set_: list[str] | None) -> str:
-    return "".join(f" --set '{item}'" for item in set_ or [])
 
 
 def _seeds(text: str) -> list[int]:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from flows.terminal import Screen
 
 
+_LAST_WAIT_S = 60.0
+
+
 def run(request: Request, screen: Screen | None = None) -> Outcome:
     """Run what is asked for and wait for it. Raises PosttrainError; RunCancelled when it was cancelled on the Prefect page."""
 
@@ -83,6 +86,8 @@ def _with_servers(call: Callable[[], Outcome | State | None], screen: Screen | N
 
         from flows.post_training import Outcome, send_the_rest
         from flows.stage import RunCancelled
+        from flows.tracking import Tracker
+        from flows.tracking.outbox import Outbox
 
         try:
             outcome = call()
@@ -96,6 +101,9 @@ def _with_servers(call: Callable[[], Outcome | State | None], screen: Screen | N
         finally:
             if not running.check("prefect"):
                 send_the_rest()
+        if len(Outbox(home_folder())):  # MLflow was away at the end; ours comes back
+            running.wait_for("mlflow", _LAST_WAIT_S, on.say)
+            Tracker.sync(running.mlflow_url, home_folder())
         assert isinstance(outcome, Outcome)
         return outcome
 

@@ -18,11 +18,10 @@ from prefect.types.entrypoint import EntrypointType
 
 from flows import forms
 from flows.post_training import post_training
+from flows.servers.serving import READY_FILE
 from flows.sweep import ablation
 from stages.config import STAGES
 
-READY = "POSTTRAIN_READY_FILE"
-"""Variable that names the file to make when runs can be started."""
 _AT_ONCE = 4
 _TAG = "posttrain"
 
@@ -41,7 +40,7 @@ async def serve(made: list[RunnerDeployment]) -> None:
         for known in await client.read_deployments(deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[_TAG]))):
             if known.id not in served:  # of another version
                 await client.delete_deployment(known.id)
-    if ready := os.environ.get(READY):
+    if ready := os.environ.get(READY_FILE):
         Path(ready).touch()
     await runner.start()
 

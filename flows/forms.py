@@ -7,7 +7,6 @@ that is left empty stays as it is in that run. Nested settings go into `override
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_origin
 
@@ -18,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema
 
 from flows.post_training import NoStageName, Outcome, Overrides, RecipeName, RunName, StageName, conduct, name_asked_for
-from flows.request import Request
+from flows.request import Request, yaml_text
 from stages.config import STAGES, StageConfig
 
 _TEXT = """Run {kind} again, and the evaluation of its model; everything before it comes from an earlier run.
@@ -98,7 +97,7 @@ def stage_flow(kind: str) -> Flow[..., Any]:
         changed = form.model_validate(settings).model_dump(mode="json", exclude_none=True)
         asked = Request(
             recipe=recipe,
-            overrides=(*(f"{place}.{key}={json.dumps(value)}" for key, value in changed.items()), *overrides),
+            overrides=(*(f"{place}.{key}={yaml_text(value)}" for key, value in changed.items()), *overrides),
             only=None if downstream else node,
             start_from=node if downstream else None,
             of_run=of_run or None,

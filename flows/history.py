@@ -14,7 +14,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.owner import is_gone, process_identity
-from stages.artifacts import write_json
+from flows.plan import stage_folder
+from stages.artifacts import StageResult, read_result, write_json
 from stages.errors import ArtifactError
 
 Kind = Literal["recipe", "rerun", "ablation"]
@@ -101,6 +102,12 @@ def find_run(home: Path, reference: str, recipe: str | None = None) -> Record:
         known = ", ".join(run.id for run in runs[-8:]) or f"none yet; make one with: posttrain run {recipe or 'tiny'}"
         raise ArtifactError(f"there is no run {reference!r}{f' of {recipe}' if recipe else ''} in {home}; the last ones: {known}")
     return found
+
+
+def results_of_run(home: Path, record: Record) -> dict[str, StageResult]:
+    """The results that a run's stages had, as far as their folders are still there."""
+    found = {name: read_result(stage_folder(home, node.stage, node.fingerprint)) for name, node in record.nodes.items()}
+    return {name: result for name, result in found.items() if result is not None}
 
 
 def _number(path: Path, recipe: str) -> int:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import itertools
+import json
 import os
 import shutil
 import socket
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 
-from stages.artifacts import RESULT
+from stages.artifacts import RESULT, last_checkpoint
 from stages.errors import StageError
 
 _LOOK_EVERY_S = 0.2
@@ -80,6 +82,37 @@ def set_aside(stage_dir: Path) -> Path | None:
     with writing(stage_dir):
         stage_dir.rename(aside)
     return aside
+
+
+def set_damaged_aside(stage_dir: Path) -> str | None:
+    """Rename the trainer's last checkpoint when one of its files was cut, so that the stage resumes from an earlier one or starts over.
+
+    Returns what is wrong with it, None when it is whole or there is none. The caller holds the folder. Lengths are checked, not contents.
+    """
+    checkpoint = last_checkpoint(stage_dir)
+    cut = next((file for file in sorted(checkpoint.iterdir()) if _is_cut(file)), None) if checkpoint else None
+    if checkpoint is None or cut is None:
+        return None
+    aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
+    with writing(stage_dir):
+        checkpoint.rename(aside)
+    return f"{checkpoint.name} is damaged ({cut.name} was cut short) and is not resumed from; it is now {aside}"
+
+
+def _is_cut(file: Path) -> bool:
+    """Whether a file of a trainer's checkpoint is shorter than it says."""
+    if file.suffix in (".pt", ".pth", ".bin"):
+        return not zipfile.is_zipfile(file)  # what torch saves is an archive whose index comes last
+    if file.suffix != ".safetensors":
+        return False
+    with file.open("rb") as content:
+        try:
+            header = int.from_bytes(content.read(8), "little")
+            tensors = json.loads(content.read(header))
+            end = max((tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"), default=0)
+        except (ValueError, MemoryError, OverflowError):
+            return True
+    return file.stat().st_size != 8 + header + end
 
 
 @contextmanager

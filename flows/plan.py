@@ -15,7 +15,8 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ Outputs = Mapping[str, CheckpointRef | DatasetRef]
 
 _STAGES = Path(stages.__file__).parent
 _ROOT = _STAGES.parent
+_PARSE_TRIES = 100
 _NOT_CODE = frozenset({"config", "errors", "records"})
 
 
@@ -62,6 +64,8 @@ class Wish:
     """Nodes whose last result is reused although their key has changed."""
     of_run: str | None = None
     """The run that `given` comes from."""
+    compared_with: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the reasons compare with, by node, as `remember` keeps it; other nodes are compared with their last finished run."""
 
 
 NOTHING_ASKED = Wish({})
@@ -79,7 +83,7 @@ def stage_folder(home: Path, stage: str, fingerprint: str) -> Path:
 
 def make_plan(recipe: Recipe, home: Path, wish: Wish = NOTHING_ASKED) -> tuple[Step, ...]:
     """Decide on every node, in running order. Downloads nothing; creates nothing in an empty folder."""
-    known = read_state(home, recipe.name).get("nodes", {})
+    known = last_of(recipe, home, wish)
     handles: dict[str, Outputs] = {}
     missing: list[str] = []
     for name in models_used(recipe):
@@ -103,6 +107,11 @@ def make_plan(recipe: Recipe, home: Path, wish: Wish = NOTHING_ASKED) -> tuple[S
             handles[node.name] = step.result.outputs
         steps.append(step)
     return tuple(steps)
+
+
+def last_of(recipe: Recipe, home: Path, wish: Wish = NOTHING_ASKED) -> Mapping[str, Mapping[str, Any]]:
+    """What a plan's reasons compare with, by node."""
+    return {**read_state(home, recipe.name).get("nodes", {}), **wish.compared_with}
 
 
 def results_of(steps: Iterable[Step]) -> dict[str, StageResult]:
@@ -224,7 +233,7 @@ def _code_now(stage: str) -> dict[str, str]:
         name = path.relative_to(_ROOT).as_posix()
         if name in files:
             continue
-        tree = ast.parse(path.read_text(), str(path))
+        tree = _parse(path)
         files[name] = _digest_of_tree(tree)
         waiting += _imports(tree)
         if path.name == "__init__.py" and path.parent != _STAGES:  # data beside a package, such as a template
@@ -235,6 +244,15 @@ def _code_now(stage: str) -> dict[str, str]:
         for path in (*sorted((_ROOT / "datasets" / "sql").rglob("*.sql")), _ROOT / "datasets" / "contracts.yaml"):
             files[path.relative_to(_ROOT).as_posix()] = digest_of_file(path)
     return dict(sorted(files.items()))
+
+
+def _parse(path: Path) -> ast.Module:
+    """A file's syntax tree. CPython 3.11 can fail when another thread builds one at the same moment (gh-106905): once more, then."""
+    text, name = path.read_text(), str(path)
+    for _ in range(_PARSE_TRIES):
+        with suppress(SystemError):
+            return ast.parse(text, name)
+    return ast.parse(text, name)
 
 
 def _file_of(module: str) -> Path | None:

@@ -30,7 +30,7 @@ from flows.plan import Outputs, Step, home_folder, remember
 from flows.recipe import Recipe
 from flows.request import Job, Request, prepare
 from flows.scores.ablation import AblationTable, Row, draw
-from flows.scores.comparison import Comparison, Measured, compare
+from flows.scores.comparison import Comparison, Line, Measured, compare
 from flows.servers.reconcile import own
 from flows.stage import RecipeRun, RunCancelled, run_stage
 from flows.summary import Totals, measured, table_of, totals
@@ -38,14 +38,10 @@ from flows.terminal import screen
 from flows.tracking import Tracker
 from stages.artifacts import CheckpointRef, write_json
 
-RecipeName = Annotated[
-    str, Field(pattern=r"^([a-z][a-z0-9_]*|.+\.ya?ml)$", description="A recipe that comes with posttrain, or a .yaml file.")
-]
-Overrides = Annotated[
-    list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+=.+$")]], Field(description="Settings to change, each `stage.key=value`.")
-]
-StageName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-NoStageName = Annotated[str, Field(pattern=r"^([a-z][a-z0-9_]*)?$")]
+RecipeName = Annotated[str, Field(pattern=r"^[a-z0-9_]+$|[.]ya?ml$", description="A recipe that comes with posttrain, or a .yaml file.")]
+Overrides = Annotated[list[Annotated[str, Field(pattern=r"^\S+=.+$")]], Field(description="Settings to change, each `stage.key=value`.")]
+StageName = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+NoStageName = Annotated[str, Field(pattern=r"^[a-z0-9_]*$")]
 RunName = Annotated[str, Field(description="Earlier run to start from: `tiny-3`, `latest`, or an MLflow or Prefect run id; empty: none.")]
 StageNames = Annotated[list[StageName], Field(description="Stages whose last result is reused although their key has changed.")]
 
@@ -159,24 +155,17 @@ def open_job(job: Job, variant: str, **about: Any) -> RecipeRun:
     prefect_run, address = str(flow_run.id), url_for("flow-run", flow_run.id)
     tracker = Tracker(os.environ["MLFLOW_TRACKING_URI"], whole.name, home)
     tracker.reap()
-    of_run = job.of.id if job.of else None
-    content = {
-        "overrides": dict(whole.overrides),
-        "variant": whole.variant,
-        "text": whole.text,
-        "of_run": of_run,
-        "prefect_run": prefect_run,
-    }
-    record = open_run(home, whole.name, **content, **about)
-    shown = variant if len(variant) <= _NAME_CHARACTERS else f"{len(whole.overrides)} settings changed"
+    record = open_run(home, whole.name, **_content(job), variant=whole.variant, prefect_run=prefect_run, **about)
+    what = f"{record.stage} {variant.replace(f'{record.stage}.', '')}" if record.stage else variant
+    shown = what if len(what) <= _NAME_CHARACTERS else f"{len(whole.overrides)} settings changed"
     with get_client(sync_client=True) as client:
-        client.update_flow_run(UUID(prefect_run), name=": ".join(filter(None, [record.id, record.stage, shown])))
+        client.update_flow_run(UUID(prefect_run), name=f"{record.id}: {shown}{f', of {record.of_run}' if record.of_run else ''}")
     tracking_run = tracker.start_recipe(
         run=record.id,
         kind=record.kind,
-        of_run=of_run,
+        of_run=record.of_run,
         drift={step.node.name: step.drift for step in job.steps if step.drift},
-        variant=f"{record.stage}: {variant}" if record.stage else variant,
+        variant=what,
         overrides=dict(whole.overrides),
         recipe_yaml=whole.text,
         config_hash=whole.config_hash,
@@ -188,9 +177,14 @@ def open_job(job: Job, variant: str, **about: Any) -> RecipeRun:
 
 def open_part(whole: RecipeRun, job: Job, label: str) -> RecipeRun:
     """Open the record of one variant of an ablation; its stages belong to the ablation's tracking run."""
-    content = {"overrides": dict(job.whole.overrides), "variant": label, "text": job.whole.text, "of_run": whole.record.of_run}
-    record = open_run(whole.home, job.whole.name, kind="rerun", stage=whole.record.stage, part_of=whole.record.id, **content)
+    about = {"kind": "rerun", "stage": whole.record.stage, "part_of": whole.record.id}
+    record = open_run(whole.home, job.whole.name, **_content(job), variant=label, **about)
     return RecipeRun(job, whole.home, whole.tracker, whole.tracking_run, whole.screen, record, whole.flow_run, label)
+
+
+def _content(job: Job) -> dict[str, Any]:
+    """What every record keeps of its job."""
+    return {"overrides": dict(job.whole.overrides), "text": job.whole.text, "of_run": job.of.id if job.of else None}
 
 
 def show_plan(steps: Sequence[Step]) -> None:
@@ -236,14 +230,16 @@ def closing_links(run: RecipeRun, *, first: str | None) -> dict[str, str]:
     pages = run.tracker.links(run.tracking_run)
     own = f"variants of {first}"
     pages = dict(sorted(pages.items(), key=lambda item: item[0] not in ("comparison", own)))
-    create_markdown_artifact("\n".join(f"- [{label}]({address})" for label, address in pages.items()), key="links")
+    create_markdown_artifact(
+        "\n".join(f"- [{label}]({address})" for label, address in pages.items()), key="links", description="Pages of this run in MLflow"
+    )
     shown = {label: address for label, address in pages.items() if label == own or not label.startswith("variants of")}
     return {f"MLflow: {label}": address for label, address in shown.items()}
 
 
-def finish_record(run: RecipeRun, links: Mapping[str, str], **changes: Any) -> None:
+def finish_record(run: RecipeRun, links: Mapping[str, str]) -> None:
     """Close the record of a run that ended well."""
-    run.record = keep(run.home, run.record, status="finished", finished=round(time.time(), 1), links=dict(links), **changes)
+    run.record = keep(run.home, run.record, status="finished", finished=round(time.time(), 1), links=dict(links))
 
 
 def _beside(run: RecipeRun) -> Comparison | None:
@@ -260,11 +256,26 @@ def _beside(run: RecipeRun) -> Comparison | None:
 
 def show_comparison(run: RecipeRun, comparison: Comparison) -> None:
     """The comparison on the flow run's page and in MLflow."""
-    columns = ("variant", "benchmark", "mode", "mean", "low", "high", "difference", "p_adjusted", "verdict", "tokens", "seconds")
-    rows = [{name: getattr(row, name) for name in columns} for row in comparison.rows]
+    rows = [_compared(row) for row in comparison.rows]
     create_table_artifact(key="comparison", table=rows, description=f"Variants of {comparison.stage}; baseline: {comparison.baseline}")
     title = f"Variants of {comparison.stage}, compared with {comparison.baseline}"
     run.tracker.log_comparison(run.tracking_run, comparison.to_json()["rows"], title)
+
+
+def _compared(row: Line) -> dict[str, str]:
+    """A row of a comparison as text, the verdict where it is seen without scrolling."""
+    return {
+        "variant": row.variant,
+        "benchmark": f"{row.benchmark} {row.mode}",
+        "pass@1": f"{row.mean:.2f} [{row.low:.2f}, {row.high:.2f}]",
+        "change": "" if row.difference is None else f"{row.difference:+.3f} [{row.difference_low:+.3f}, {row.difference_high:+.3f}]",
+        "verdict": row.verdict,
+        "p": "" if row.p_adjusted is None else f"{row.p_adjusted:.3f}",
+        "problems": str(row.n_problems),
+        "seeds": str(len(row.seeds)),
+        "tokens": f"{row.tokens:,}",
+        "seconds": f"{row.seconds:.0f}",
+    }
 
 
 def _scores(row: Row) -> dict[str, str]:

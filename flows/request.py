@@ -6,7 +6,7 @@ Light: imports neither prefect, mlflow nor torch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.history import LATEST, Record, find_run
+from flows.history import LATEST, Record, find_run, results_of_run
 from flows.models import fault_of
-from flows.plan import Step, Wish, make_plan, stage_folder
+from flows.plan import Step, Wish, make_plan
 from flows.recipe import Recipe, load_again, load_recipe
-from stages.artifacts import StageResult, read_result
+from stages.artifacts import StageResult
 from stages.errors import ArtifactError, ConfigError
 
 
@@ -70,12 +70,7 @@ def prepare(request: Request, home: Path, *, upto: str | None = None) -> Job:
     """
     if request.only and request.start_from:
         raise ConfigError(f"only {request.only} and from {request.start_from}: the rule is one of the two; leave one out")
-    of = None
-    if request.of_run:
-        of = run_of(request, home)
-        whole = load_again(of.text, of.overrides, request.overrides)
-    else:
-        whole = load_recipe(request.recipe, request.overrides)
+    whole, of = _recipe(request, home)
     for name in request.accept_drift:
         whole.node(name)
     wanted = _wanted(whole, request, upto)
@@ -84,28 +79,37 @@ def prepare(request: Request, home: Path, *, upto: str | None = None) -> Job:
         nodes |= of.nodes.keys() & {node.name for node in whole.nodes}
     recipe = replace(whole, nodes=tuple(node for node in whole.nodes if node.name in nodes))
     again = wanted if request.force and not request.start_from else {request.start_from} if request.force else set()
+    had = results_of_run(home, of) if of else {}
     wish = Wish(
-        given=_given(of, nodes - wanted, home) if of and nodes - wanted else {},
+        given=_given(of, nodes - wanted, had, home) if of else {},
         again=frozenset(filter(None, again)),
         accept_drift=frozenset(request.accept_drift),
         of_run=of.id if of else None,
+        compared_with={name: {"fingerprint": result.fingerprint, "key": result.key} for name, result in had.items()},
     )
     steps = make_plan(recipe, home, wish)
     missing = [step for step in steps if step.node.name not in wanted and step.action != "reuse"]
     if missing:
         what = ", ".join(f"{step.node.name} ({step.why})" for step in missing)
-        options = "".join(f" --set '{item}'" for item in request.overrides)
+        command = f"posttrain stage {missing[0].node.name} --recipe {request.recipe}{set_options(request.overrides)}"
         raise ArtifactError(
-            f"{request.only or request.start_from} needs what has not been made with these settings: {what}. Make it with: "
-            f"posttrain stage {missing[0].node.name} --recipe {request.recipe}{options}; or take it from an earlier run with --of"
+            f"{request.only or request.start_from} needs what has not been made with these settings: {what}. "
+            f"Make it with: {command}; or take it from an earlier run with --of"
         )
     return Job(request, recipe, whole, wish, steps, of)
 
 
-def run_of(request: Request, home: Path) -> Record:
-    """The earlier run that a request names; `latest` is that of its recipe. Raises ArtifactError."""
-    assert request.of_run is not None
-    return find_run(home, request.of_run, load_recipe(request.recipe).name if request.of_run == LATEST else None)
+def set_options(overrides: Sequence[str]) -> str:
+    """Overrides as the command line takes them, a blank before each."""
+    return "".join(f" --set '{item}'" for item in overrides)
+
+
+def _recipe(request: Request, home: Path) -> tuple[Recipe, Record | None]:
+    """The recipe of a request, and the earlier run that it comes from when one is named; `latest` is that of the request's recipe."""
+    if not request.of_run:
+        return load_recipe(request.recipe, request.overrides), None
+    of = find_run(home, request.of_run, load_recipe(request.recipe).name if request.of_run == LATEST else None)
+    return load_again(of.text, of.overrides, request.overrides), of
 
 
 def _wanted(recipe: Recipe, request: Request, upto: str | None) -> set[str]:
@@ -122,20 +126,17 @@ def _with_sources(recipe: Recipe, name: str) -> set[str]:
     return {node.name for node in recipe.upto(name).nodes}
 
 
-def _given(of: Record, names: set[str], home: Path) -> dict[str, StageResult]:
-    """The results that these nodes had in an earlier run. Raises ArtifactError for one that is missing or not whole."""
-    found: dict[str, StageResult] = {}
+def _given(of: Record, names: Set[str], had: Mapping[str, StageResult], home: Path) -> dict[str, StageResult]:
+    """Of the results that an earlier run `had`, those of these nodes. Raises ArtifactError for one that is missing or not whole."""
     for name in sorted(names):
-        known = of.nodes.get(name)
-        result = read_result(stage_folder(home, known.stage, known.fingerprint)) if known else None
+        result = had.get(name)
         faults = [f"its {fault}" for ref in (result.outputs.values() if result else ()) if (fault := fault_of(ref, home))]
         if result is None or faults:
-            why = faults[0] if faults else "its folder is gone" if known else f"{of.id} ({of.status}) did not come to it"
+            why = faults[0] if faults else "its folder is gone" if name in of.nodes else f"{of.id} ({of.status}) did not come to it"
             raise ArtifactError(
                 f"{name} cannot be taken from {of.id}: {why}; take another run, or run the recipe: posttrain run {of.recipe}"
             )
-        found[name] = result
-    return found
+    return {name: had[name] for name in sorted(names)}
 
 
 # ---- ablations ------------------------------------------------------------------------------
@@ -169,7 +170,7 @@ def variants(stage: str, vary: Sequence[str], seeds: int, recipe_seed: int) -> t
             raise ConfigError(f"--vary {item}: must be key=value,value, for instance --vary loss=dapo,dr_grpo")
         if key.strip() in axes:
             raise ConfigError(f"--vary {item}: {key.strip()} is varied twice; list all its values once")
-        axes[key.strip()] = list(dict.fromkeys(_text(value) for value in values))
+        axes[key.strip()] = list(dict.fromkeys(yaml_text(value) for value in values))
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     if len(combinations) < 2:
         raise ConfigError(f"--vary {' '.join(vary) or '(nothing)'}: gives {len(combinations)} variant; a comparison needs two")
@@ -194,11 +195,7 @@ class Sweep(NamedTuple):
 
 def prepare_sweep(asked: Request, home: Path, stage: str, vary: Sequence[str], seeds: int, compare_at: str | None) -> Sweep:
     """Check an ablation and plan every variant. Raises ConfigError and ArtifactError as `prepare` does; runs nothing."""
-    if asked.of_run:
-        of = run_of(asked, home)
-        recipe = load_again(of.text, of.overrides, asked.overrides)
-    else:
-        recipe = load_recipe(asked.recipe, asked.overrides)
+    recipe, _ = _recipe(asked, home)
     scored = [name for name in recipe.after(stage) if recipe.evaluation_of(name)]
     if not scored or (compare_at and compare_at not in scored):
         raise ConfigError(
@@ -214,6 +211,6 @@ def prepare_sweep(asked: Request, home: Path, stage: str, vary: Sequence[str], s
     return Sweep(stage, compared_at, found, tuple(jobs))
 
 
-def _text(value: Any) -> str:
+def yaml_text(value: Any) -> str:
     """A YAML value on one line, as `--set` takes it."""
     return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n...\n").strip()

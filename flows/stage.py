@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,15 +23,15 @@ from prefect.states import Cancelled
 from prefect.utilities.urls import url_for
 
 from flows.history import Finished, Record, keep
-from flows.holding import hold, set_aside
+from flows.holding import hold, set_aside, set_damaged_aside
 from flows.launch import launch
 from flows.models import note_digests
-from flows.plan import Outputs, Step, check_code, decide, read_state, remember, take
+from flows.plan import Outputs, Step, check_code, decide, last_of, remember, take
 from flows.recipe import Node
 from flows.request import Job
 from flows.servers.reconcile import own
 from flows.servers.serving import wait_for_prefect
-from flows.terminal import Screen, Update
+from flows.terminal import Screen, Update, shown_metrics
 from flows.tracking import Forwarder, Status, Tracker
 from stages.artifacts import LOG, METRICS, StageResult
 from stages.errors import StageError
@@ -38,6 +39,7 @@ from stages.errors import StageError
 _TELL_EVERY_S = 5.0
 _ASK_EVERY_S = 2.0
 _LINES_AT_ONCE = 20
+_BAR = re.compile(r"\d+%\|| \d+/\d+ \[")
 
 
 class RunCancelled(StageError):  # noqa: N818 - it is no fault
@@ -96,7 +98,7 @@ def run_stage(run: RecipeRun, node: Node, handles: Mapping[str, Outputs]) -> Out
     """
     wait_for_prefect(run.screen.say)
     inputs = {} if node.name in run.job.wish.given else {name: take(handles, source) for name, source in node.inputs.items()}
-    last = read_state(run.home, run.job.recipe.name).get("nodes", {}).get(node.name)
+    last = last_of(run.job.recipe, run.home, run.job.wish).get(node.name)
     index = [other.name for other in run.job.whole.nodes].index(node.name)
     step = decide(node, inputs, run.home, last, run.job.wish)
     if step.result is not None:
@@ -108,21 +110,25 @@ def run_stage(run: RecipeRun, node: Node, handles: Mapping[str, Outputs]) -> Out
             return _reused(run, step, index)
         # Prefect joins a heartbeat thread that sleeps for a second at the end of every flow; a stage needs none
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-            name = _label(run, node) or node.name
+            name, logger = _label(run, node) or node.name, get_run_logger()
+            logger.info("%s: %s, %s", name, step.action, step.why)
             stage_flow = flow(name=node.stage, flow_run_name=name, validate_parameters=False)(_conduct(run, step, inputs, index))
-            shown = {name: f"{ref.name} {ref.digest[:12]}" for name, ref in inputs.items()}
+            shown = {key: f"{ref.name} {ref.digest[:12]}" for key, ref in inputs.items()}
             try:
                 result = cast(StageResult, stage_flow(settings=node.config.model_dump(mode="json"), inputs=shown))
             except CancelledRun as error:
                 raise RunCancelled(f"{node.name} was cancelled. Finished stages are kept; the same command continues from here") from error
+    logger.info("%s: finished in %.1f s", name, result.seconds)
     run.ran.add(node.name)
     run.finish(step, result)
     return result.outputs
 
 
 def _decide_held(run: RecipeRun, step: Step, inputs: Outputs, last: Mapping[str, Any] | None) -> Step:
-    """The step once its folder is ours: another process may have finished it. What is to be replaced is set aside."""
+    """The step once its folder is ours: another process may have finished it. What is damaged or to be replaced is set aside."""
     assert step.folder is not None
+    if (damage := set_damaged_aside(step.folder)) is not None:
+        run.screen.say(f"{step.node.name}: {damage}")
     now = decide(step.node, inputs, run.home, last, run.job.wish)
     if now.replaces and (aside := set_aside(step.folder)) is not None:
         run.screen.say(f"{step.node.name}: the earlier result now lies in {aside}")
@@ -133,6 +139,7 @@ def _reused(run: RecipeRun, step: Step, index: int) -> Outputs:
     """Show a finished stage as a part of this run, too."""
     assert step.result is not None
     run.screen.reused(step.node.name, step.why)
+    get_run_logger().info("%s: reused, %s", _label(run, step.node) or step.node.name, step.why)
     if (recorded := run.tracker.find_stage(step.result.fingerprint)) is not None:
         run.tracker.reuse_stage(node=step.node.name, index=index, recipe_run=run.tracking_run, run_id=recorded)
     run.finish(step, step.result)
@@ -156,10 +163,13 @@ def _conduct(run: RecipeRun, step: Step, inputs: Outputs, index: int) -> Any:
         note_digests(run.home, *result.outputs.values())
         wait_for_prefect(run.screen.say)  # the result is safe; its flow must be able to say so
         logger.info("finished in %.1f s, %.1f s of them in trainer and engine", result.seconds, result.busy_seconds)
-        create_markdown_artifact(_report(node, step, result), key=f"result-{node.name.replace('_', '-')}")
+        key = f"result-{node.name.replace('_', '-')}"
+        create_markdown_artifact(_report(node, step, result), key=key, description="What it cost and measured")
         return result
 
     given = inputs
+    # On Retry, Prefect would hand out an earlier sub-flow of this name; what is finished is decided here, not there
+    body.__qualname__ = f"{_label(run, node) or node.name} {flow_run.run_count}".replace(".", "_")
     return body
 
 
@@ -246,6 +256,7 @@ class _Live:
         if now - self.told_progress < _TELL_EVERY_S:
             return
         self.told_progress, share = now, 100 * done / max(total, 1)
+        self.logger.info("%s %d of %d  %s", what, done, total, shown_metrics(self.metrics))
         with _at_once():
             if self.artifact is None:
                 key, text = f"progress-{self.node.replace('_', '-')}", f"{self.node}, in {what}s"
@@ -254,8 +265,8 @@ class _Live:
                 update_progress_artifact(self.artifact, share)
 
     def lines(self, lines: list[str]) -> None:
-        """Lines of `log.txt`; a flood is thinned out here, never there."""
-        self.waiting += lines
+        """Lines of `log.txt`; a flood and the bars of libraries are thinned out here, never there."""
+        self.waiting += [line for line in lines if line.strip() and not _BAR.search(line)]
         if time.monotonic() - self.told_lines >= _TELL_EVERY_S:
             self.tell_lines()
 

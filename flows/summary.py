@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from flows.history import Record, find_run, read_runs
-from flows.plan import read_state, stage_folder
+from flows.history import Record, find_run, read_runs, results_of_run
+from flows.plan import read_state
 from flows.recipe import Recipe, load_again
-from stages.artifacts import StageResult, read_result
+from stages.artifacts import StageResult
 from stages.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -65,12 +65,6 @@ def samples_of(recipe: Recipe, results: Results) -> dict[str, Path]:
         for node in recipe.nodes
         if node.stage == "evaluation" and node.name in results and "samples" in results[node.name].outputs
     }
-
-
-def results_of_run(home: Path, record: Record) -> dict[str, StageResult]:
-    """The results that a run's stages had, as far as their folders are still there."""
-    found = {name: read_result(stage_folder(home, node.stage, node.fingerprint)) for name, node in record.nodes.items()}
-    return {name: result for name, result in found.items() if result is not None}
 
 
 def measured(home: Path, record: Record, stage: str, *, variant: str, trained: str | None = None) -> list[Measured]:

@@ -42,7 +42,7 @@ from flows.summary import measured, totals
 from stages.errors import PosttrainError, StageError
 
 Vary = Annotated[
-    list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+=.+$")]],
+    list[Annotated[str, Field(pattern=r"^\S+=.+$")]],
     Field(min_length=1, description="Settings of the stage with the values to try, each `key=a,b`; the first values are the baseline."),
 ]
 

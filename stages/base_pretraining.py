@@ -98,7 +98,7 @@ def run(config: BasePretraining, inputs: Handles, stage_dir: Path, seed: int) ->
             "adam_beta2": 0.95,
             "max_steps": config.steps,
             "per_device_train_batch_size": config.blocks_per_step,
-            "logging_steps": 25,
+            "logging_steps": min(25, config.steps),
             "save_steps": 500,
             "torch_compile": config.compile,
         }

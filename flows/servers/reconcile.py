@@ -20,13 +20,12 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed
 
 from flows.owner import is_gone, process_identity
+from flows.servers.processes import Say
 
 OWNER = "posttrain.owner"
 _ATTEMPT = "posttrain.attempt"
 _LIVE = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING, StateType.PAUSED]
 _PAGE = 200
-
-Say = Callable[[str], None]
 
 
 def own(flow_run_id: UUID | str) -> None:

@@ -31,6 +31,7 @@ from stages.errors import ServerError
 OUTAGE_LIMIT_S = 300.0
 """How long an outage of a server may last before what needs it fails."""
 READY_FILE = "POSTTRAIN_READY_FILE"
+"""Variable that names the file which the worker makes when runs can be started."""
 _TICK_S = 0.2
 _SERVER_MARK = "POSTTRAIN_SERVERS_OF"
 _WORKER_MARK = "POSTTRAIN_WORKER_OF"

@@ -11,12 +11,13 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from mlflow.exceptions import MlflowException, RestException
+from mlflow.store.entities import PagedList
 from mlflow.tracking import MlflowClient
 
 from flows.tracking.outbox import Outbox
@@ -47,6 +48,7 @@ class Connection:
         self.outbox = Outbox(self.home)
         self.client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
         self._away_until, self._away_s = 0.0, AWAY_S[0]
+        self._mine = f"{socket.gethostname()}:{self.home}"
         self._told: set[str] = set()
         self._experiments: dict[str, str] = {}
 
@@ -120,9 +122,13 @@ class Connection:
         found = self.client.get_experiment_by_name(name)
         return None if found is None else (str(found.experiment_id), found.lifecycle_stage == "active")
 
+    def own_experiments(self) -> list[str]:
+        """Ids of the experiments that this home writes."""
+        found = every(lambda token: self.client.search_experiments(page_token=token))
+        return [str(experiment.experiment_id) for experiment in found if experiment.tags.get(HOME_TAG) == self._mine]
+
     def claim_experiment(self, name: str) -> None:
         """Mark the experiment as this home's. Raises ServerError when another home on this machine writes it."""
-        mine = f"{socket.gethostname()}:{self.home}"
         identity = self.experiment(name)
         host, _, folder = self.client.get_experiment(identity).tags.get(HOME_TAG, "").partition(":")
         if host == socket.gethostname() and Path(folder) != self.home and Path(folder).exists():
@@ -132,12 +138,12 @@ class Connection:
                 f"Unset MLFLOW_TRACKING_URI, so that this home gets a server of its own, or set POSTTRAIN_HOME={folder}"
             )
         if not folder or (host == socket.gethostname() and Path(folder) != self.home):
-            self.client.set_experiment_tag(identity, HOME_TAG, mine)
+            self.client.set_experiment_tag(identity, HOME_TAG, self._mine)
 
     def _make_experiment(self, name: str) -> tuple[str, bool]:
         here = not self.uri.startswith("http") or urlsplit(self.uri).hostname in {"127.0.0.1", "localhost", "::1"}
         location = (self.home / "artifacts").as_uri() if here else None
-        tags = {HOME_TAG: f"{socket.gethostname()}:{self.home}", "mlflow.experimentKind": _KIND[name.endswith(SAMPLES)]}
+        tags = {HOME_TAG: self._mine, "mlflow.experimentKind": _KIND[name.endswith(SAMPLES)]}
         try:
             return str(self.client.create_experiment(name, artifact_location=location, tags=tags)), True
         except MlflowException as error:
@@ -163,6 +169,16 @@ class Connection:
         if key not in self._told:
             self._told.add(key)
             _log.warning(text)
+
+
+def every(page: Callable[[str | None], PagedList[T]]) -> Iterator[Any]:
+    """Everything that a search finds, page after page."""
+    token: str | None = None
+    while True:
+        found = page(token)
+        yield from found
+        if not (token := found.token):
+            return
 
 
 def _is_away(error: MlflowException | OSError) -> bool:

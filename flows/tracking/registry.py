@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.store.entities import PagedList
 from mlflow.utils.file_utils import local_file_uri_to_path
 from pydantic import TypeAdapter
 
 from flows.tracking.checkpoints import model_of
-from flows.tracking.connection import HOME_TAG, Connection
+from flows.tracking.connection import Connection, every
 from flows.tracking.entries import add_to_note, link
 from flows.tracking.outbox import Call
 from stages.artifacts import CheckpointRef
-
-T = TypeVar("T")
 
 _MODELS: TypeAdapter[dict[str, CheckpointRef]] = TypeAdapter(dict[str, CheckpointRef])
 _SOURCE = "models:/"
@@ -115,10 +110,7 @@ def _digest(connection: Connection, version: ModelVersion) -> str:
 def forget(connection: Connection, digests: Iterable[str]) -> int:
     """Delete the LoggedModels of this home with these contents, their files and their versions; none with an alias. Returns bytes freed."""
     kept, freed = aliased(connection), 0
-    mine = f"{socket.gethostname()}:{connection.home}"
-    found = every(lambda token: connection.client.search_experiments(page_token=token))
-    experiments = [experiment.experiment_id for experiment in found if experiment.tags.get(HOME_TAG) == mine]
-    if not experiments:
+    if not (experiments := connection.own_experiments()):
         return 0
     for digest in dict.fromkeys(digests):
         if digest in kept:
@@ -142,13 +134,3 @@ def _delete_files(home: Path, location: str) -> int:
     sizes = [status.st_size for file in folder.rglob("*") if file.is_file() and (status := file.lstat()).st_nlink == 1]
     shutil.rmtree(folder)
     return sum(sizes)
-
-
-def every(page: Callable[[str | None], PagedList[T]]) -> Iterator[Any]:
-    """Everything that a search finds, page after page."""
-    token: str | None = None
-    while True:
-        found = page(token)
-        yield from found
-        if not (token := found.token):
-            return

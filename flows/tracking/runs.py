@@ -8,16 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from mlflow.entities import LoggedModelInput, Metric
 from pydantic import TypeAdapter
 
+from flows.owner import is_gone
 from flows.tracking import views
 from flows.tracking.checkpoints import Logged, log_checkpoint, model_of
-from flows.tracking.connection import Connection
+from flows.tracking.connection import SAMPLES, Connection, every
 from flows.tracking.entries import (
     add_to_note,
     close_run,
@@ -240,3 +241,23 @@ def finish_recipe(connection: Connection, call: Call) -> str:
     close_run(connection, run, given["status"], call.time_ms)
     connection.part(partial(write_views, connection, call.recipe))
     return ""
+
+
+def close_dead_runs(connection: Connection, call: Call) -> str:
+    """Close the recipe's runs that claim to run although their process on this machine is gone."""
+    found = [connection.find_experiment(name) for name in (call.recipe, f"{call.recipe}{SAMPLES}")]
+    close_dead(connection, [identity for identity, active in filter(None, found) if active])
+    return ""
+
+
+def close_dead(connection: Connection, experiments: Sequence[str]) -> None:
+    """Close the runs of these experiments that claim to run although their process on this machine is gone."""
+    client, running = connection.client, "attributes.status = 'RUNNING'"
+    claimed = list(every(lambda token: client.search_runs(experiments, running, page_token=token))) if experiments else []
+    for run in claimed:
+        if not is_gone(run.data.tags.get("owner", "")):
+            continue
+        run = client.get_run(run.info.run_id)
+        if run.info.status == "RUNNING":  # it may have been finished since it was found
+            last = max([metric.timestamp for metric in run.data._metric_objs] + [run.info.start_time])
+            client.set_terminated(run.info.run_id, "KILLED", end_time=last)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from flows.owner import is_gone, process_identity
+from flows.owner import process_identity
 from flows.tracking import compared, registry, runs
-from flows.tracking.connection import SAMPLES, Connection
+from flows.tracking.connection import Connection
 from flows.tracking.entries import now_ms
 from flows.tracking.forwarder import FORWARDED, Forwarder, forward
 from flows.tracking.links import compare_samples_url, links, write_views
@@ -31,6 +31,7 @@ _PERFORM: dict[str, Callable[[Connection, Call], str]] = {
     "finish_recipe": runs.finish_recipe,
     "log_comparison": compared.log_comparison,
     "release": registry.release,
+    "close_dead_runs": runs.close_dead_runs,
 }
 
 
@@ -203,24 +204,9 @@ class Tracker:
             return ""
         return self._connection.ask(lambda: compare_samples_url(self._connection, self._recipe, first, second), "")
 
-    def reap(self) -> list[str]:
-        """Close runs that still claim to run although their process on this machine is gone. Returns their names."""
-        return self._connection.ask(self._reap, [])
-
-    def _reap(self) -> list[str]:
-        client, closed = self._connection.client, []
-        found = [self._connection.find_experiment(name) for name in (self._recipe, f"{self._recipe}{SAMPLES}")]
-        experiments = [identity for identity, active in filter(None, found) if active]
-        running = registry.every(lambda token: client.search_runs(experiments, "attributes.status = 'RUNNING'", page_token=token))
-        for run in list(running) if experiments else []:
-            if not is_gone(run.data.tags.get("owner", "")):
-                continue
-            run = client.get_run(run.info.run_id)
-            if run.info.status == "RUNNING":  # it may have been finished since it was found
-                last = max([metric.timestamp for metric in run.data._metric_objs] + [run.info.start_time])
-                client.set_terminated(run.info.run_id, "KILLED", end_time=last)
-                closed.append(str(run.info.run_name))
-        return closed
+    def reap(self) -> None:
+        """Close runs that still claim to run although their process on this machine is gone: once MLflow has taken what was kept."""
+        self._do("close_dead_runs")
 
     def write_views(self) -> None:
         """Write the saved views that `links` point to, for the stages and scores that the experiment has now."""
@@ -234,14 +220,16 @@ class Tracker:
 
     @classmethod
     def sync(cls, uri: str, home: Path) -> Sync:
-        """Send what MLflow could not take earlier: kept calls in their order, then the rest of every metrics file."""
+        """Send what MLflow could not take earlier: kept calls in their order, then the rest of every metrics file. Then close dead runs."""
         connection = Connection(uri, home)
         sent, left = _send_kept(connection), 0
         for marker in sorted(connection.home.glob(f"stages/*/*/{FORWARDED}")):
             before = marker.read_text()
             left += not forward(connection, json.loads(before)["run"], marker.with_name(METRICS))
             sent += marker.read_text() != before
-        return Sync(sent, left + len(connection.outbox))
+        left += len(connection.outbox)
+        connection.ask(lambda: runs.close_dead(connection, connection.own_experiments()), None)
+        return Sync(sent, left)
 
     def _claim(self) -> None:
         self._connection.ask(lambda: self._connection.claim_experiment(self._recipe), None)

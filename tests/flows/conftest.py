@@ -12,13 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
+from flows.plan import Step, remember
 from flows.servers.serving import VARIABLE
+from stages.artifacts import CheckpointRef, DatasetRef, StageResult, digest_of_file, write_json
 from stages.config import BasePretraining
 
 FAKE_STAGE = '''
@@ -147,6 +150,59 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+# ---- a step that is done as if it had run ---------------------------------------------------
+
+
+def _finish(home: Path, recipe: str, step: Step, content: str) -> StageResult:
+    assert step.folder is not None
+    assert step.fingerprint is not None
+    assert step.key is not None
+    step.folder.mkdir(parents=True, exist_ok=True)
+    outputs: dict[str, CheckpointRef | DatasetRef] = {}
+    for name, kind in step.node.config.writes.items():
+        path = step.folder / name
+        path.write_text(f"{step.node.name} {name} {content}")
+        common: dict[str, Any] = {"name": name, "digest": digest_of_file(path), "path": path, "producer": step.fingerprint}
+        outputs[name] = CheckpointRef(**common) if kind == "model" else DatasetRef(**common, rows=1)
+    result = StageResult(
+        stage=step.node.stage, fingerprint=step.fingerprint, key=step.key, outputs=outputs, metrics={},
+        seconds=1, busy_seconds=1, tokens=1, peak_memory_mib=1, versions={},
+    )  # fmt: skip
+    write_json(step.folder / "result.json", result.model_dump(mode="json"))
+    remember(home, recipe, step)
+    return result
+
+
+@pytest.fixture
+def finish() -> Callable[[Path, str, Step, str], StageResult]:
+    """Does as if a recipe's step had run in a home: outputs that hold `content`, a result, and the memory of its key."""
+    return _finish
+
+
+# ---- a browser ------------------------------------------------------------------------------
+
+
+_CHROMIUM = Path("/usr/bin/chromium")
+
+
+@contextmanager
+def _chromium() -> Iterator[Browser]:
+    quiet = ["no-sandbox", "disable-gpu", "disable-background-networking", "disable-component-update", "disable-sync"]
+    quiet += ["no-first-run", "disable-quic"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(_CHROMIUM), args=[f"--{option}" for option in quiet])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Callable[[], AbstractContextManager[Browser]]:
+    """Starts Debian's Chromium, without a window and without calls of its own; skips where it is not installed."""
+    if not _CHROMIUM.exists():
+        pytest.skip(f"the pages are looked at in a browser, and {_CHROMIUM} is not installed")
+    return _chromium
 
 
 # ---- the command, as a user runs it ---------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +22,14 @@ stages:
   base_pretraining:
     {vocabulary: 300, hidden_size: 32, layers: 1, heads: 2, kv_heads: 1, steps: STEPS, blocks_per_step: 2, block_tokens: 32,
      learning_rate: 1.0e-3, bf16: false}
+"""
+CURATIONS = """
+  second:
+    stage: curation
+    sources: [{kind: reasoning_gym, family: chain_sum, size: 60, parameters: {min_terms: 4, max_terms: 5}}]
+    benchmarks: {sums: [{kind: reasoning_gym, family: chain_sum, size: 20, parameters: {min_terms: 4, max_terms: 5}}]}
+    benchmark_size: 8
+    pools: {cold_start: {share: 0.25, with_trace: true}, rl: {share: 0.25}, preference: {share: 0.25}, distillation: {share: 0.25}}
 """
 TRAINING = r"(?m)^> base_pretraining +started"
 
@@ -97,6 +106,53 @@ def test_run_with_both_servers_away_in_mid_training_goes_on_and_all_arrives(tmp_
     assert states["mlflow"] == {"small-1:default": ["FINISHED"], "base_pretraining:default": ["FINISHED"]}
     logged = {(record["step"], name) for record in map(json.loads, metrics.read_text().splitlines()) for name in record.get("metrics", {})}
     assert stored(servers) >= logged
+
+
+def test_run_retried_on_the_page_continues_and_mixes_no_stages(tmp_path: Path, posttrain: Callable[..., Any]) -> None:
+    home, small = tmp_path / "home", recipe(tmp_path, 6_000)
+    with Path(small).open("a") as file:
+        file.write(CURATIONS)
+    up = posttrain(home, "up")
+    assert up.wait_for("Ctrl-C"), up.said
+    api = json.loads((home / "servers.json").read_text())["running"]["prefect"]
+    asked = prefect(api, f"run_deployment('post-training/recipe', parameters={{'recipe': {small!r}}}, timeout=0).id")
+    wait_for_file(up, "stages/*/*/trainer/train/checkpoint-*/trainer_state.json")
+    servers = [process.pid for process in up.processes() if "forkserver" in process.command]
+    for process in up.processes():
+        if process.parent in servers:
+            os.kill(process.pid, signal.SIGKILL)
+    wait_for_state(up, api, asked, "FAILED")
+    log = home / "logs" / "worker.log"
+    while "Process exited with status code" not in log.read_text():  # until then Prefect takes the exit for a crash of the retry
+        up.read(time.monotonic() + 0.2)
+    up.read(time.monotonic() + 2.0)
+    prefect(api, f"get_client(sync_client=True).set_flow_run_state({asked!r}, AwaitingRetry(), force=True).status")
+    wait_for_state(up, api, asked, "COMPLETED")
+    assert up.states()["prefect"] == {
+        "small-2: default": ["COMPLETED"], "base_pretraining": ["FAILED", "COMPLETED"], "second": ["COMPLETED"],
+    }  # fmt: skip
+    assert {name: (record["status"], len(record["nodes"])) for name, record in records(home).items()} == {
+        "small-1": ("failed", 0), "small-2": ("finished", 2),
+    }  # fmt: skip
+
+
+def prefect(api: str, expression: str) -> str:
+    """The value of an expression in a process of its own that talks to the server."""
+    code = (
+        "from prefect.deployments import run_deployment; from prefect.client.orchestration import get_client\n"
+        f"from prefect.states import AwaitingRetry; print({expression})"
+    )
+    environment = os.environ | {"PREFECT_API_URL": api, "PREFECT_LOGGING_LEVEL": "CRITICAL"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def wait_for_state(up: Any, api: str, run: str, wanted: str) -> None:
+    deadline = time.monotonic() + 180
+    while (state := prefect(api, f"get_client(sync_client=True).read_flow_run({run!r}).state.type.value")) != wanted:
+        assert time.monotonic() < deadline, f"{state} after three minutes, not {wanted}: {up.said}"
+        up.read(time.monotonic() + 1.0)
 
 
 def stored(home: Path) -> set[tuple[int, str]]:

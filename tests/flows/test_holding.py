@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.holding import hold, is_held, set_aside
+from flows.holding import hold, is_held, set_aside, set_damaged_aside
+from stages.artifacts import last_checkpoint
 
 
 @pytest.fixture
@@ -116,3 +117,40 @@ def test_set_aside_finished_folders_one_after_another_are_all_kept(folder: Path)
         assert not folder.exists()
     assert [(path / "result.json").read_text() for path in kept if path is not None] == ["a", "b", "c"]
     assert all(path is not None and path.name.startswith("ab12.before-2") for path in kept)
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    """A trainer's checkpoint as the libraries write it."""
+    import torch
+    from safetensors.torch import save_file
+
+    path = folder / "trainer" / "train" / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    save_file({"weight": torch.ones(8, 8), "bias": torch.zeros(8)}, path / "model.safetensors")
+    torch.save({"state": torch.ones(64)}, path / "optimizer.pt")
+    torch.save({"cpu": torch.get_rng_state()}, path / "rng_state.pth")
+    (path / "trainer_state.json").write_text("{}")
+    return path
+
+
+def test_damaged_checkpoint_that_is_whole_stays(tmp_path: Path) -> None:
+    whole = checkpoint(tmp_path, 20)
+    assert set_damaged_aside(tmp_path) is None
+    assert last_checkpoint(tmp_path) == whole
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "rng_state.pth"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
+def test_damaged_checkpoint_with_a_file_cut_short_is_named_and_an_earlier_one_is_used(file: str, share: float, tmp_path: Path) -> None:
+    earlier, cut = checkpoint(tmp_path, 10), checkpoint(tmp_path, 20)
+    content = (cut / file).read_bytes()
+    (cut / file).write_bytes(content[: int(share * len(content))])
+    said = set_damaged_aside(tmp_path)
+    assert said is not None
+    assert f"checkpoint-20 is damaged ({file} was cut short)" in said
+    assert (cut.parent / "damaged-checkpoint-20" / file).exists()
+    assert last_checkpoint(tmp_path) == earlier
+
+
+def test_damaged_checkpoint_of_a_stage_that_never_saved_is_none(tmp_path: Path) -> None:
+    assert set_damaged_aside(tmp_path / "nothing") is None

@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from flows.scores.ablation import AblationTable, Cell, Row
 from flows.servers import serving
 from stages.artifacts import CheckpointRef, DatasetRef, Handles, StageResult, digest_of_file, digest_of_folder
 
-CHROMIUM = Path("/usr/bin/chromium")
-QUIET = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--disable-quic",
-]
 STAGES = ("cold_start", "reasoning_rl", "distillation")
 BENCHMARKS = ("arithmetic", "harder")
 MODES = ("thinking", "non_thinking")
@@ -37,10 +28,7 @@ LOSSES = ("dapo", "dr_grpo")
 CURATED = "c" * 64
 PATIENCE_MS = 60_000
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"the pages are looked at in a browser, and {CHROMIUM} is not installed"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("chromium")]
 
 
 class Shown(NamedTuple):
@@ -247,16 +235,14 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
 
 
 @pytest.fixture
-def page() -> Iterator[Page]:
+def page(chromium: Callable[[], AbstractContextManager[Browser]]) -> Iterator[Page]:
     """A page of a fresh browser. At the end: it asked no other machine for anything."""
     requested: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
+    with chromium() as browser:
         page = browser.new_page(viewport={"width": 1600, "height": 900})
         page.context.set_default_timeout(PATIENCE_MS)
         page.context.on("request", lambda request: requested.append(request.url))
         yield page
-        browser.close()
     assert [url for url in requested if url.startswith("http") and not url.startswith("http://127.0.0.1:")] == []
 
 

@@ -61,7 +61,7 @@ def test_run_leaves_results_and_finished_runs_and_is_up_to_date_afterwards(tmp_p
     posttrain(tmp_path, "stage", "second", "--recipe", "small.yaml")
     alone = runs(home)
     assert {run.info.status for run in alone.values()} == {"FINISHED"}
-    assert set(alone) == {"small:default (only second)", "second:default"}
+    assert set(alone) == {"small-1 rerun:second default", "second:default"}
     assert alone["second:default"].data.tags["stage"] == "01-second"  # its place in the whole recipe
 
     assert "starting Prefect and MLflow" in posttrain(tmp_path, "run", "small.yaml")
@@ -71,8 +71,8 @@ def test_run_leaves_results_and_finished_runs_and_is_up_to_date_afterwards(tmp_p
         assert all(is_there(output.path) for output in step.result.outputs.values())
     whole = runs(home)
     assert {run.info.status for run in whole.values()} == {"FINISHED"}
-    assert set(whole) - set(alone) == {"small:default", "first:default"}
-    recipe = whole["small:default"].data.tags
+    assert set(whole) - set(alone) == {"small-2:default", "first:default"}
+    recipe = whole["small-2:default"].data.tags
     assert recipe["stage_run.first"] == whole["first:default"].info.run_id
     assert recipe["stage_run.second"] == alone["second:default"].info.run_id
     assert whole["first:default"].data.tags["stage"] == "00-first"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -32,14 +31,9 @@ class Asking(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Asking)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def address(serve: Callable[[type[BaseHTTPRequestHandler]], AbstractContextManager[str]]) -> Iterator[str]:
+    with serve(Asking) as address:
+        yield address
 
 
 def free_port() -> int:

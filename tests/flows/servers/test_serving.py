@@ -13,7 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -47,14 +47,9 @@ class Healthy(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def healthy() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Healthy)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def healthy(serve: Callable[[type[BaseHTTPRequestHandler]], AbstractContextManager[str]]) -> Iterator[str]:
+    with serve(Healthy) as address:
+        yield address
 
 
 @pytest.fixture
@@ -323,7 +318,7 @@ def test_up_servers_of_another_command_are_joined(own: Own) -> None:
     with subprocess.Popen([sys.executable, "-c", UP, str(home)], env=environment, stdout=subprocess.PIPE, text=True) as up:
         assert up.stdout is not None
         said = [next(up.stdout) for _ in range(4)]
-        up.send_signal(signal.SIGINT)
+        up.send_signal(signal.SIGTERM)
     assert up.returncode == 0
     assert said == [
         "using the servers of another posttrain command\n",

@@ -22,10 +22,12 @@ from flows.servers.serving import VARIABLE
 pytestmark = pytest.mark.slow
 
 UP = """
+import signal
 import sys
 from pathlib import Path
 from flows.servers.serving import up
 from stages.errors import ServerError
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits it as ignored
 try:
     up(Path(sys.argv[1]), lambda text: print(text, flush=True), sys.argv[2:] or None)
 except ServerError as error:

@@ -154,7 +154,7 @@ def test_mlflow_hung_for_a_while_stops_nothing_and_loses_nothing(
         story.finish(tracker, run, recipe, "fusion", story.result("fusion", "7" * 64, {}, {}), file.with_name("log.txt"))
         tracker.finish_recipe(recipe, table=None, figure=None, table_json=None, status="FINISHED")
         telling = time.monotonic() - began
-        assert tracker.reap() == []
+        tracker.reap()
         assert tracker.links(recipe) == {}
         os.killpg(process.pid, signal.SIGCONT)
         assert answers(address)
