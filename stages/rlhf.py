@@ -43,6 +43,8 @@ def run(config: RLHF, inputs: Handles, stage_dir: Path, seed: int) -> StageOutpu
             row["question"],
             row["answer"],
             index < thinking,
+            topic=row.get("family", ""),
+            pass_rate=row.get("pass_rate"),
         )
         for index, row in enumerate(rows)
     ]
