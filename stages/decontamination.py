@@ -403,7 +403,7 @@ def parquet_batches(path: Path, *, source: str | None = None) -> Batches:
         from pyarrow import parquet
 
         try:
-            with parquet.ParquetFile(path) as file:
+            with parquet.ParquetFile(path, pre_buffer=False) as file:  # else the whole file would be held
                 columns = [name for name in ("problem_id", "question", "family", "source") if name in file.schema_arrow.names]
                 for batch in file.iter_batches(batch_size=1 << 14, columns=columns):
                     yield batch if source is None else _labelled(batch, source)

@@ -97,6 +97,7 @@ def test_form_sent_as_it_opens_is_accepted_and_changes_nothing(name: str) -> Non
         **({"stage": "reasoning_rl", "vary": ["loss=dapo,dr_grpo"], "seeds": 1} if name == "recipe ablation" else {}),
         **({"of_run": "latest"} if name.startswith("stage") else {}),
         **({"name": "evaluation_base"} if name == "stage evaluation" else {}),
+        **({"node": "cold_start", "wait": "pause", "timeout_hours": 24.0} if name == "review of traces" else {}),
     }
 
 
