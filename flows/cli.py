@@ -412,7 +412,8 @@ def review(
         home, overrides = home_folder(), set_ or []
         if check is None:
             path, count = export_traces(recipe, overrides, node, home)
-            said = f"{count} traces are in {path}\nEdit `decision`, `trace`, `response` or `note`, then check it:\nposttrain review {recipe} --check {path}"
+            said = f"{count} traces are in {path}\nEdit `decision`, `trace`, `response` or `note`, then check it:\n"
+            said += f"posttrain review {recipe} --check {path}"
         else:
             path, count = check, check_review(recipe, overrides, node, home, check)
             said = f"{count} traces are kept; train on them: {use_of(recipe, node, path)}"
