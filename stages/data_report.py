@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = 3
 """Dropped rows shown for each rule."""
-ROWS = 1_000
-"""Rows of a table that people review on a page; the whole table lies with the data."""
+ROWS = 200
+"""Rows of each rule in a table that people review on a page; the whole table lies with the data."""
 _SHOWN_CHARACTERS = 160
 _TWINS_SHOWN = 10
 _SERIES = 8
@@ -57,8 +57,19 @@ def write_report(folder: Path, tables: Mapping[str, pa.Table], described: Mappin
     (folder / "data_report.md").write_text(_as_markdown(report), encoding="utf-8")
     (folder / "funnel.png").write_bytes(_figure(report["funnel"], tables["pools"]))
     for name in ("contamination", "contamination_counts", "dropped"):
-        parquet.write_table(tables[name].slice(0, ROWS), folder / f"{name}.parquet")
+        parquet.write_table(_some_of_each_rule(tables[name]), folder / f"{name}.parquet")
     return report
+
+
+def _some_of_each_rule(table: pa.Table) -> pa.Table:
+    """The first rows of each rule; rules that drop come first."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if "drops" in table.column_names:
+        table = table.sort_by([("drops", "descending"), ("rule", "ascending")])
+    rules = table["rule"].unique()
+    return pa.concat_tables([table.slice(0, 0), *(table.filter(compute.equal(table["rule"], rule)).slice(0, ROWS) for rule in rules)])
 
 
 def write_difficulty(folder: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
