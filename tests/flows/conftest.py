@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from flows.plan import Step, remember
 from flows.servers.serving import VARIABLE
-from stages.artifacts import CheckpointRef, DatasetRef, StageResult, digest_of_file, write_json
+from stages.artifacts import CheckpointRef, DatasetRef, Handles, StageResult, digest_of_file, write_json
 from stages.config import BasePretraining
 
 FAKE_STAGE = '''
@@ -157,22 +157,34 @@ def _alive(pid: int) -> bool:
 
 def _finish(home: Path, recipe: str, step: Step, content: str) -> StageResult:
     assert step.folder is not None
-    assert step.fingerprint is not None
-    assert step.key is not None
     step.folder.mkdir(parents=True, exist_ok=True)
     outputs: dict[str, CheckpointRef | DatasetRef] = {}
     for name, kind in step.node.config.writes.items():
         path = step.folder / name
         path.write_text(f"{step.node.name} {name} {content}")
-        common: dict[str, Any] = {"name": name, "digest": digest_of_file(path), "path": path, "producer": step.fingerprint}
+        common: dict[str, Any] = {"name": name, "digest": digest_of_file(path), "path": path, "producer": step.fingerprint or ""}
         outputs[name] = CheckpointRef(**common) if kind == "model" else DatasetRef(**common, rows=1)
+    result = _keep_result(step, outputs)
+    remember(home, recipe, step)
+    return result
+
+
+def _keep_result(step: Step, outputs: Handles) -> StageResult:
+    assert step.folder is not None
+    assert step.fingerprint is not None
+    assert step.key is not None
     result = StageResult(
-        stage=step.node.stage, fingerprint=step.fingerprint, key=step.key, outputs=outputs, metrics={},
+        stage=step.node.stage, fingerprint=step.fingerprint, key=step.key, outputs=dict(outputs), metrics={},
         seconds=1, busy_seconds=1, tokens=1, peak_memory_mib=1, versions={},
     )  # fmt: skip
     write_json(step.folder / "result.json", result.model_dump(mode="json"))
-    remember(home, recipe, step)
     return result
+
+
+@pytest.fixture(scope="session")
+def keep_result() -> Callable[[Step, Handles], StageResult]:
+    """Writes the result of a step that has left these outputs."""
+    return _keep_result
 
 
 @pytest.fixture

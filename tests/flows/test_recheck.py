@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import pytest
 from pyarrow import parquet
 
 from flows.history import Finished, keep, open_run
-from flows.plan import make_plan, read_result
+from flows.plan import Step, make_plan
 from flows.recheck import described, recheck
 from flows.recipe import load_recipe
-from stages.artifacts import RESULT, StageResult, write_json
+from stages.artifacts import Handles, StageResult
 from stages.curation import run
 from stages.errors import ArtifactError, ConfigError, DataError
 
@@ -34,7 +35,7 @@ stages:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, keep_result: Callable[[Step, Handles], StageResult]) -> Path:
     """A home in which a recipe run has curated questions of twenty words."""
     folder = tmp_path_factory.mktemp("recheck")
     questions = [" ".join(WORDS), "something else entirely", *(f"question number {number} of many" for number in range(6))]
@@ -45,25 +46,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = load_recipe(str(path))
     step = make_plan(recipe, home)[0]
     assert step.folder is not None
-    assert step.fingerprint is not None
-    assert step.key is not None
     step.folder.mkdir(parents=True)
     output = run(step.node.config, {}, step.folder, 0)  # type: ignore[arg-type]
-    result = StageResult(
-        stage="curation",
-        fingerprint=step.fingerprint,
-        key=step.key,
-        outputs=output.outputs,
-        metrics={},
-        seconds=0,
-        busy_seconds=0,
-        tokens=0,
-        peak_memory_mib=0,
-        versions={},
-    )
-    write_json(step.folder / RESULT, result.model_dump(mode="json"))
-    assert read_result(step.folder) is not None
-    nodes = {"curation": Finished(stage="curation", fingerprint=step.fingerprint)}
+    result = keep_result(step, output.outputs)
+    nodes = {"curation": Finished(stage="curation", fingerprint=result.fingerprint)}
     keep(home, open_run(home, "small", kind="recipe", text=recipe.text, overrides={}, variant="default"), nodes=nodes, status="finished")
     return home
 

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from flows.plan import make_plan
+from flows.plan import Step, make_plan
 from flows.recipe import load_recipe
 from flows.review import check_review, export_traces, use_of
-from stages.artifacts import RESULT, DatasetRef, StageResult, digest_of_file, write_json
+from stages.artifacts import DatasetRef, Handles, StageResult, digest_of_file
 from stages.config import Curation
 from stages.errors import ArtifactError, ConfigError, DataError
 
@@ -52,30 +52,16 @@ def recipe(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def home(tmp_path: Path, recipe: str) -> Path:
+def home(tmp_path: Path, recipe: str, keep_result: Callable[[Step, Handles], StageResult]) -> Path:
     """A home in which the recipe's curation has finished."""
     home = tmp_path / "home"
     step = next(step for step in make_plan(load_recipe(recipe), home) if step.node.name == "curation")
     assert step.folder is not None
-    assert step.fingerprint is not None
-    assert step.key is not None
     path = step.folder / "data" / "cold_start.parquet"
     path.parent.mkdir(parents=True)
     parquet.write_table(pa.Table.from_pylist(ROWS), path)
     ref = DatasetRef(name="curation.cold_start", digest=digest_of_file(path), path=path, producer=step.folder.name, rows=len(ROWS))
-    result = StageResult(
-        stage="curation",
-        fingerprint=step.fingerprint,
-        key=step.key,
-        outputs=dict.fromkeys(Curation.writes, ref),
-        metrics={},
-        seconds=0,
-        busy_seconds=0,
-        tokens=0,
-        peak_memory_mib=0,
-        versions={},
-    )
-    write_json(step.folder / RESULT, result.model_dump(mode="json"))
+    keep_result(step, dict.fromkeys(Curation.writes, ref))
     return home
 
 

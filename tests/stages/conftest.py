@@ -5,7 +5,9 @@ The environment is set before any library is imported, as `stages/preload.py` do
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from stages.artifacts import CheckpointRef, DatasetRef, digest_of_file, digest_of_folder
+from stages.artifacts import CheckpointRef, DatasetRef, digest_of_file, digest_of_folder, last_checkpoint
 from stages.config import BasePretraining, ColdStart, EngineConfig
 
 if TYPE_CHECKING:
@@ -40,6 +42,23 @@ SMALL_ENGINE = EngineConfig(max_model_tokens=192, max_sequences=64, kv_cache_mib
 def new_stage(tmp_path: Path) -> Callable[[str], Path]:
     """Make an empty stage folder of a kind, as the conductor does; each call makes another."""
     return lambda kind: _stage_dir(tmp_path, kind)
+
+
+@pytest.fixture
+def kill_at_a_checkpoint() -> Callable[[Callable[[Path], Any], Path], None]:
+    """Does work in a stage folder in a process of its own, and kills it once a trainer's checkpoint is there."""
+
+    def kill(work: Callable[[Path], Any], stage_dir: Path) -> None:
+        process = multiprocessing.get_context("fork").Process(target=work, args=(stage_dir,))
+        process.start()
+        while last_checkpoint(stage_dir) is None and process.is_alive():
+            process.join(0.01)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+
+    return kill
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import ValidationError
 
-from stages.artifacts import CheckpointRef, DatasetRef, StageOutput, digest_of_file, digest_of_folder, last_checkpoint
+from stages.artifacts import CheckpointRef, DatasetRef, StageOutput, digest_of_file, digest_of_folder
 from stages.chat import parse_reply, render_prompt
 from stages.config import RLHF, EngineConfig, ReasoningRL
 from stages.errors import ConfigError, DataError, RewardError
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 NewStage = Callable[[str], Path]
+Kill = Callable[[Callable[[Path], Any], Path], None]
 Problems = Callable[[Sequence[dict[str, Any]]], DatasetRef]
 ROWS = [{"problem_id": f"p{index}", "question": f"{index}+{7 - index}", "answer": "7" if index % 2 else "8"} for index in range(4)]
 
@@ -93,20 +91,13 @@ def test_reasoning_rl_two_steps_keep_every_rollout_with_its_rewards(
 
 @pytest.mark.slow
 def test_reasoning_rl_killed_in_a_later_pass_and_run_again_gives_the_same_bits_and_rollouts(
-    pupil: CheckpointRef, new_stage: NewStage, problems: Problems, settings: dict[str, Any]
+    pupil: CheckpointRef, new_stage: NewStage, problems: Problems, settings: dict[str, Any], kill_at_a_checkpoint: Kill
 ) -> None:
     config = ReasoningRL.model_validate(settings | {"steps": 5, "save_every": 3, "learning_rate": 1e-3})
     rows = [{"problem_id": f"p{index}", "question": f"{index}+{7 - index}", "answer": "7"} for index in range(4)]  # two steps a pass
     inputs = {"model": pupil, "problems": problems(rows)}
     straight, broken = new_stage("reasoning_rl"), new_stage("reasoning_rl")
-    process = multiprocessing.get_context("fork").Process(target=run, args=(config, inputs, broken, 0))
-    process.start()
-    while last_checkpoint(broken) is None and process.is_alive():
-        process.join(0.01)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    kill_at_a_checkpoint(lambda stage_dir: run(config, inputs, stage_dir, 0), broken)
     whole, resumed = (run(config, inputs, stage_dir, 0) for stage_dir in (straight, broken))
     assert whole.outputs["model"].digest != pupil.digest
     assert rows_of(resumed) == rows_of(whole)
@@ -115,7 +106,7 @@ def test_reasoning_rl_killed_in_a_later_pass_and_run_again_gives_the_same_bits_a
 
 @pytest.mark.slow
 def test_live_curriculum_killed_and_run_again_chooses_the_same_problems_for_the_same_reasons(
-    pupil: CheckpointRef, new_stage: NewStage, problems: Problems, settings: dict[str, Any]
+    pupil: CheckpointRef, new_stage: NewStage, problems: Problems, settings: dict[str, Any], kill_at_a_checkpoint: Kill
 ) -> None:
     curriculum = {"order": "prioritised", "live": True, "retire_at": 0.8, "retire_after": 8, "prior_tries": 1}
     config = ReasoningRL.model_validate(settings | {"steps": 6, "save_every": 2, "learning_rate": 1e-3, "curriculum": curriculum})
@@ -125,14 +116,7 @@ def test_live_curriculum_killed_and_run_again_chooses_the_same_problems_for_the_
     ]
     inputs = {"model": pupil, "problems": problems(rows)}
     straight, broken = new_stage("reasoning_rl"), new_stage("reasoning_rl")
-    process = multiprocessing.get_context("fork").Process(target=run, args=(config, inputs, broken, 0))
-    process.start()
-    while last_checkpoint(broken) is None and process.is_alive():
-        process.join(0.01)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    kill_at_a_checkpoint(lambda stage_dir: run(config, inputs, stage_dir, 0), broken)
     whole, resumed = (run(config, inputs, stage_dir, 0) for stage_dir in (straight, broken))
     rollouts = rows_of(whole)
     assert rows_of(resumed) == rollouts

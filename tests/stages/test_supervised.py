@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 NewStage = Callable[[str], Path]
+Kill = Callable[[Callable[[Path], Any], Path], None]
 CONFIG = ColdStart(examples=40, epochs=6, batch_size=4, learning_rate=2e-3, max_tokens=64)  # 60 steps, checkpoints at 25 and 50
 
 
@@ -112,21 +110,14 @@ def test_fine_tune_learns_exports_and_reports(
 
 @pytest.mark.slow
 def test_fine_tune_killed_and_run_again_gives_the_same_bits(
-    random_model: CheckpointRef, examples: list[Example], new_stage: NewStage
+    random_model: CheckpointRef, examples: list[Example], new_stage: NewStage, kill_at_a_checkpoint: Kill
 ) -> None:
     def work(stage_dir: Path) -> CheckpointRef:
         return fine_tune(random_model, examples, CONFIG, stage_dir, 3, name="x", card="")[0]
 
     straight, broken = new_stage("cold_start"), new_stage("cold_start")
     whole = work(straight)
-    process = multiprocessing.get_context("fork").Process(target=work, args=(broken,))
-    process.start()
-    while last_checkpoint(broken) is None and process.is_alive():
-        process.join(0.01)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    kill_at_a_checkpoint(work, broken)
     assert not (broken / "checkpoint").exists()
     reached = last_checkpoint(broken)
     assert reached is not None
