@@ -36,11 +36,11 @@ _NOT_MEASURED = ("benchmarks", "contamination", "contamination_counts", "numbere
 
 
 def questions(count: int) -> Iterator[list[str]]:
-    """Batches of word problems of 40 to 80 words with two numbers; one in twenty repeats the one before with a word more."""
+    """Batches of word problems of 15 to 30 words with two numbers; one in twenty repeats the one before with a word more."""
     rng = np.random.default_rng(0)
     for start in range(0, count, _BATCH):
         batch = []
-        for length in rng.integers(40, 81, min(_BATCH, count - start)).tolist():
+        for length in rng.integers(15, 31, min(_BATCH, count - start)).tolist():
             if batch and rng.random() < 0.05:
                 batch.append(batch[-1] + " indeed")
             else:
