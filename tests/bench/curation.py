@@ -6,7 +6,7 @@ on log(rows); n log n has about 1.1 over these sizes.
 
     python tests/bench/curation.py [--to 6] [--memory-gib 4]
 
-`--to 7` needs about 20 GiB of disk and some 15 minutes.
+`--to 7` needs some 10 GiB of disk and half an hour.
 """
 
 from __future__ import annotations
