@@ -88,7 +88,7 @@ def measure(count: int, memory_gib: float) -> dict[str, float]:
             seconds["staging and duplicates (SQL)"] = timed(
                 lambda: (build(database, "staging", STAGING), build(database, "intermediate", DUPLICATES))
             )
-            columns = "problem_id, folded, signs"
+            columns = "problem_id, folded, signs, answer"
             texts = database.sql(
                 f"select {columns} from int_training_copies where copy = 1 order by pool_order, row_number"
             ).to_arrow_table()
