@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,7 @@ def test_review_flow_waits_for_its_form_and_again_after_a_file_with_a_fault(
         return found[0]
 
     with prefect_test_harness(server_startup_timeout=180), get_client(sync_client=True) as client, ThreadPoolExecutor(1) as pool:
-        done = pool.submit(review_traces, recipe=recipe, timeout_hours=0.1)
+        done = pool.submit(copy_context().run, review_traces, recipe=recipe, timeout_hours=0.1)  # with the settings of the harness
         run = waiting(client, done)
         path = next((home / "reviews").glob("cold_start-*.jsonl"))
         edit(path, lambda lines: lines[1].update(digest="0" * 64))
