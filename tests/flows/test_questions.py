@@ -199,7 +199,7 @@ def test_command_sql_writes_json_csv_and_a_table(home: Path) -> None:
 
 
 @pytest.mark.parametrize("query", [
-    "select count(*) from problems a, problems b, range(2000000000) c",
+    "select count(*) from problems a, problems b, range(200000000000000) c",
     "select sum(a.i * b.i) from range(100000) a(i), range(2000000000) b(i)",
     "select a.i from range(2000000000) a(i) order by a.i % 7919",
 ])  # fmt: skip
