@@ -77,7 +77,7 @@ def measure(count: int, memory_gib: float) -> dict[str, float]:
     """Seconds of each part at `count` rows."""
     source = {"kind": "file", "path": "unused.jsonl"}
     config = Curation.model_validate(
-        {"sources": [source], "benchmarks": {"test": [source]}, "pools": {"rl": {"share": 1}}, "near_duplicate_similarity": 0.8}
+        {"sources": [source], "benchmarks": {"test": [source]}, "pools": {"rl": {"share": 1}}, "near_duplicate_similarity": 0.6}
     )
     seconds = {}
     with tempfile.TemporaryDirectory() as folder:
