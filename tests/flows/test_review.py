@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ import pytest
 
 from flows.plan import Step, make_plan
 from flows.recipe import load_recipe
-from flows.review import check_review, export_traces, use_of
+from flows.review import check_of, check_review, export_traces, use_of
 from stages.artifacts import DatasetRef, Handles, StageResult, digest_of_file
 from stages.config import Curation
 from stages.errors import ArtifactError, ConfigError, DataError
@@ -78,7 +79,7 @@ def test_review_by_file_takes_the_edited_traces_and_names_the_command(recipe: st
     edit(path, lambda lines: lines[0].update(decision="drop"))
     assert export_traces(recipe, [], "cold_start", home) == (path, 4)  # the work is left alone
     assert check_review(recipe, [], "cold_start", home, path) == 3
-    command = use_of(recipe, "cold_start", path)
+    command = use_of(recipe, [], "cold_start", path)
     override = command.partition("--set ")[2]
     node = next(node for node in load_recipe(recipe, [override]).nodes if node.name == "cold_start")
     assert node.config.files() == (path,)
@@ -101,9 +102,32 @@ def test_review_command_writes_the_file_and_checks_an_edited_one(recipe: str, ho
     assert (refused.returncode, "line 2" in refused.stdout + refused.stderr) == (1, True)
 
 
+@pytest.mark.parametrize("folder", ["plain", "two words", "it's #1: [new] $HOME"])
+def test_review_commands_carry_settings_and_stage_and_survive_a_shell(recipe: str, tmp_path: Path, folder: str) -> None:
+    path, mine = tmp_path / folder / "x.jsonl", str(tmp_path / folder / "small.yaml")
+    path.parent.mkdir()
+    Path(mine).write_text(RECIPE)
+    overrides = ["seed=3", "cold_start.filters=[answer, language]", "cold_start.review=old.jsonl"]
+    path.touch()
+    check = shlex.split(check_of(mine, overrides, "cold_start", path))
+    settings = [word for item in overrides for word in ("--set", item)]
+    assert check == ["posttrain", "review", mine, "--stage", "cold_start", *settings, "--check", str(path)]
+    use = shlex.split(use_of(mine, overrides, "cold_start", path))
+    assert use[:3] == ["posttrain", "run", mine]
+    assert set(use[3::2]) == {"--set"}
+    node = next(node for node in load_recipe(mine, use[4::2]).nodes if node.name == "cold_start")
+    assert node.config.files() == (path,)
+    assert node.config.model_dump()["filters"] == ("answer", "language")
+    with pytest.raises(ArtifactError) as raised:
+        export_traces(mine, overrides[:2], "cold_start", tmp_path / "empty")
+    assert shlex.split(str(raised.value).partition("run it first: ")[2]) == [
+        "posttrain", "stage", "curation", "--recipe", mine, *settings[:4],
+    ]  # fmt: skip
+
+
 def test_review_changes_what_is_planned_for_the_cold_start_when_the_file_changes(recipe: str, home: Path) -> None:
     path, _ = export_traces(recipe, [], "cold_start", home)
-    override = use_of(recipe, "cold_start", path).partition("--set ")[2]
+    override = use_of(recipe, [], "cold_start", path).partition("--set ")[2]
 
     def fingerprint(*overrides: str) -> str | None:
         return next(step.fingerprint for step in make_plan(load_recipe(recipe, overrides), home) if step.node.name == "cold_start")
@@ -165,4 +189,4 @@ def test_review_flow_waits_for_its_form_and_again_after_a_file_with_a_fault(
         assert export_traces(recipe, [], "cold_start", home)[0] == path
         edit(path, lambda lines: lines[1].update(decision="drop"))
         client.resume_flow_run(run.id, run_input={"file": str(path), "decision": "use", "reviewer": "A"})
-        assert done.result(timeout=60) == use_of(recipe, "cold_start", path)
+        assert done.result(timeout=60) == use_of(recipe, [], "cold_start", path)
