@@ -13,11 +13,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.history import find_run, read_runs
+from flows.history import LATEST, find_run, read_runs
 from flows.plan import Step, home_folder, make_plan, read_state, remember, results_of
 from flows.recipe import Recipe, load_recipe, recipe_names
 from flows.request import Job, Request, prepare, prepare_sweep, set_options
@@ -406,6 +407,59 @@ def sql(
                 show_tables(database, record, files, screen.console, form)
             else:
                 show(answer(database, query, values or ()), screen.console, form)
+
+
+@app.command()
+def recheck(
+    source: Annotated[str, typer.Argument(help="A .jsonl, .parquet or .csv file, or an id of datasets/sources.yaml.", metavar="SOURCE")],
+    name: Annotated[str, typer.Option("--name", help="What the benchmark is called.")] = "added",
+    of: Annotated[str, typer.Option("--of", help="The run whose pools are looked through.", metavar="RUN")] = LATEST,
+    question: Annotated[str, typer.Option(help="Column of a file that holds the question.")] = "question",
+    answer: Annotated[str, typer.Option(help="Column of a file that holds the answer.")] = "answer",
+    as_json: Json = False,
+) -> None:
+    """Hold the pools of an earlier run against a benchmark that was added later. Changes nothing of the run.
+
+    Example: posttrain recheck aime.jsonl --name aime --of tiny-3
+    """
+    with _reported(as_json) as screen:
+        from flows.recheck import described, show
+        from flows.recheck import recheck as find_overlap
+
+        found = find_overlap(home_folder(), name, described(source, question, answer), of)
+        if as_json:
+            _write({"run": found.record.id, "counts": found.findings.counts.to_pylist(), "hits": found.findings.hits.to_pylist()})
+        else:
+            show(found, screen.console)
+
+
+@app.command()
+def review(
+    recipe: RecipeName = "tiny",
+    node: Annotated[str, typer.Option("--stage", help="The cold start whose traces are reviewed.")] = "cold_start",
+    set_: Set = None,
+    check: Annotated[Path | None, typer.Option("--check", help="Check this edited file in place of writing one.", metavar="FILE")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the traces that a cold start learns from to a file for people to edit; with --check, say what an edited file keeps.
+
+    Example: posttrain review tiny; posttrain review tiny --check .posttrain/reviews/cold_start-0123456789ab.jsonl
+    """
+    with _reported(as_json) as screen:
+        from flows.review import check_review, export_traces, use_of
+
+        home, overrides = home_folder(), set_ or []
+        if check is None:
+            path, count = export_traces(recipe, overrides, node, home)
+            said = f"{count} traces are in {path}\nEdit `decision`, `trace`, `response` or `note`, then check it:\n"
+            said += f"posttrain review {recipe} --check {path}"
+        else:
+            path, count = check, check_review(recipe, overrides, node, home, check)
+            said = f"{count} traces are kept; train on them: {use_of(recipe, node, path)}"
+        if as_json:
+            _write({"file": str(path), "traces": count})
+        else:
+            screen.console.print(said, soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()

@@ -1,7 +1,7 @@
-"""What can be started from the Prefect page: the recipe, each stage alone, an ablation. Served by `posttrain up` in a process of its own.
+"""What can be started from the Prefect page: the recipe, each stage alone, an ablation, a review of traces.
 
-No pool and no worker to set up: this process asks the server every two seconds and starts each run in a
-process of its own, which ends when this one does.
+Served by `posttrain up` in a process of its own. No pool and no worker to set up: that process asks the server
+every two seconds and starts each run in a process of its own, which ends when it does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from prefect.types.entrypoint import EntrypointType
 
 from flows import forms
 from flows.post_training import post_training
+from flows.review_flow import review_traces
 from flows.servers.serving import READY_FILE
 from flows.sweep import ablation
 from stages.config import STAGES
@@ -27,8 +28,9 @@ _TAG = "posttrain"
 
 
 def deployments() -> list[RunnerDeployment]:
-    """The recipe, an ablation, and every stage in the order of the recipe."""
-    named = {"recipe": post_training, "recipe ablation": ablation, **{f"stage {kind}": getattr(forms, kind) for kind in STAGES}}
+    """The recipe, an ablation, every stage in the order of the recipe, and the review of traces."""
+    stages = {f"stage {kind}": getattr(forms, kind) for kind in STAGES}
+    named = {"recipe": post_training, "recipe ablation": ablation, **stages, "review of traces": review_traces}
     return [each.to_deployment(name, tags=[_TAG], entrypoint_type=EntrypointType.MODULE_PATH) for name, each in named.items()]
 
 

@@ -21,6 +21,8 @@ RESULT = "result.json"
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 LOG = "log.txt"
+REPORT = "report"
+"""Folder of what a stage writes for people to read; MLflow shows it."""
 TRAINER_DIR = "trainer"
 """Where trainers keep their own checkpoints while a stage runs, one folder a phase."""
 _NOT_CONTENT = frozenset({"README.md", "training_args.bin"})

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.artifacts import DatasetRef, Handles, StageOutput, digest_of_file
+from stages.artifacts import REPORT, DatasetRef, Handles, StageOutput, digest_of_file
 from stages.config import Curation, ReasoningGymSource
 from stages.data_report import write_report
 from stages.decontamination import find as find_overlap
@@ -98,7 +98,7 @@ def run(config: Curation, inputs: Handles, stage_dir: Path, seed: int) -> StageO
     metrics = _metrics(tables) | counts
     recorder.metrics(0, metrics)
     _print_funnel(tables["funnel"])
-    write_report(stage_dir / "report", tables, {place.name: _described(place) for place in places})
+    write_report(stage_dir / REPORT, tables, {place.name: _described(place) for place in places})
     _refuse_empty(config, tables)
     for table, name in FOR_REVIEW.items():
         _write(tables[table], stage_dir, name)

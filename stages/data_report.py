@@ -1,7 +1,9 @@
-"""The data report of a curation: what every rule left, what each source gave, what the problems are, and dropped examples.
+"""The data report of a run. Of curation: what every rule left, what each source gave, what the problems are, and dropped
+examples. Of the pass rates: how hard the problems are, by topic, and which of them are kept.
 
-`data_report.json` holds the numbers, `data_report.md` the same for people, `funnel.png` the rows left after
-each rule and how long the questions are. All of it is computed from the tables of curation.
+`data_report.json` holds the numbers, `data_report.md` the same for people, `funnel.png` the rows left after each rule and how
+long the questions are; `difficulty.json`, `difficulty.md` and `difficulty.png` likewise. Beside them lie the first rows of the
+tables that people review, for the pages of MLflow.
 """
 
 from __future__ import annotations
@@ -11,13 +13,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyarrow import parquet
+
 from stages.artifacts import write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from matplotlib.figure import Figure
 
 EXAMPLES = 3
 """Dropped rows shown for each rule."""
+ROWS = 200
+"""Rows of each rule in a table that people review on a page; the whole table lies with the data."""
 _SHOWN_CHARACTERS = 160
 _TWINS_SHOWN = 10
 _SERIES = 8
@@ -49,7 +56,63 @@ def write_report(folder: Path, tables: Mapping[str, pa.Table], described: Mappin
     write_json(folder / "data_report.json", report)
     (folder / "data_report.md").write_text(_as_markdown(report), encoding="utf-8")
     (folder / "funnel.png").write_bytes(_figure(report["funnel"], tables["pools"]))
+    for name in ("contamination", "contamination_counts", "dropped"):
+        parquet.write_table(_some_of_each_rule(tables[name]), folder / f"{name}.parquet")
     return report
+
+
+def _some_of_each_rule(table: pa.Table) -> pa.Table:
+    """The first rows of each rule; rules that drop come first."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if "drops" in table.column_names:
+        table = table.sort_by([("drops", "descending"), ("rule", "ascending")])
+    rules = table["rule"].unique()
+    return pa.concat_tables([table.slice(0, 0), *(table.filter(compute.equal(table["rule"], rule)).slice(0, ROWS) for rule in rules)])
+
+
+def write_difficulty(folder: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Write how hard problems are into a folder, which is made; returns the content of `difficulty.json`.
+
+    rows: one a problem: `family`, `pass_rate` (None when nothing could be graded) and `kept`.
+    """
+    folder.mkdir(exist_ok=True)
+    topics: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        topics.setdefault(row["family"] or "-", []).append(row)
+    rates = sorted({row["pass_rate"] for row in rows if row["pass_rate"] is not None})
+    report = {
+        "topics": [_topic(name, topics[name]) for name in sorted(topics)],
+        "histogram": [
+            {
+                "pass_rate": rate,
+                "problems": len(here := [row for row in rows if row["pass_rate"] == rate]),
+                "kept": sum(row["kept"] for row in here),
+            }
+            for rate in rates
+        ],
+    }
+    write_json(folder / "difficulty.json", report)
+    sections = [("Topics", report["topics"]), ("Pass rates", report["histogram"])]
+    text = ["# Difficulty", "![Problems by pass rate](difficulty.png)"]
+    text += [f"## {title}\n\n{_markdown_table(table, list(table[0]))}" for title, table in sections if table]
+    (folder / "difficulty.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
+    (folder / "difficulty.png").write_bytes(_histogram(rows))
+    return report
+
+
+def _topic(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    rates = [row["pass_rate"] for row in rows if row["pass_rate"] is not None]
+    return {
+        "topic": name,
+        "problems": len(rows),
+        "mean_pass_rate": sum(rates) / len(rates) if rates else None,
+        "never_solved": sum(rate == 0 for rate in rates),
+        "always_solved": sum(rate == 1 for rate in rates),
+        "not_graded": len(rows) - len(rates),
+        "kept": sum(row["kept"] for row in rows),
+    }
 
 
 def funnel(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -142,11 +205,7 @@ def _cell(value: Any) -> str:
 
 
 def _figure(steps: Sequence[Mapping[str, Any]], pools: pa.Table) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 1.8 + 0.36 * max(len(steps), 6)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _blank(12, 1.8 + 0.36 * max(len(steps), 6))
     left, right = figure.subplots(1, 2)
     names = [step["step"] for step in steps]
     left.barh(names, [step["left"] for step in steps], color="#1f77b4")
@@ -166,6 +225,32 @@ def _figure(steps: Sequence[Mapping[str, Any]], pools: pa.Table) -> bytes:
         right.hist(list(series.values()), bins=30, stacked=True, label=list(series))
         right.legend(fontsize=8)
     right.set(title="Length of the questions kept", xlabel="words", ylabel="problems")
+    return _drawn(figure)
+
+
+def _histogram(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Problems by pass rate, kept ones apart."""
+    figure = _blank(7, 3.6)
+    axes = figure.subplots()
+    rates = [[row["pass_rate"] for row in rows if row["pass_rate"] is not None and row["kept"] == kept] for kept in (True, False)]
+    axes.hist(rates, bins=[(place - 0.5) / 8 for place in range(10)], stacked=True, label=["kept", "dropped"], color=["#1f77b4", "#d62728"])
+    axes.legend(fontsize=8)
+    axes.set(title="Problems by pass rate", xlabel="pass rate", ylabel="problems")
+    return _drawn(figure)
+
+
+def _blank(width: float, height: float) -> Figure:
+    """An empty figure, in inches, which needs no screen."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _drawn(figure: Figure) -> bytes:
+    """A figure as PNG, the same bytes every time."""
     written = io.BytesIO()
     figure.savefig(written, format="png", dpi=110, metadata={"Software": None})
     return written.getvalue()

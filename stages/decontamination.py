@@ -16,21 +16,15 @@ Differs   gpt3 drops the whole problem where the paper cuts 200 characters aroun
           tulu3's tool splits with spaCy and looks runs up regardless of case; here a word is a run of word characters
           or one other mark, in lower case. A run of words that is the wording of a benchmark family and of a training
           family is no evidence, nor is a run that overlaps it (`wording_share`; null gives the rules as published).
-How       A run of words is met in three steps, each on what the one before let through: the hash of a part of it in a
-          table of bits, its 64-bit hash among the benchmarks' hashes, its words among the benchmarks' runs. The last
-          is plain Python, so no collision is a hit; the first two are numpy over the bytes of many questions at once.
-          The parts are half a run long and so spaced that every run holds exactly one, so that most runs are never
-          looked at. Texts outside ASCII are split in Python first. Memory is that of one piece of the stream and the hits.
+How       Runs of words: stages/ngrams.py. Memory is that of one piece of the stream and the hits.
 """
 
 from __future__ import annotations
 
 import re
-import string
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import groupby, pairwise
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +35,7 @@ from pyarrow import compute
 
 from stages.config import Decontamination
 from stages.errors import DataError
+from stages.ngrams import MARKS_APART, PLAIN, UNPUNCTUATED, NgramRule, SharedNgrams, runs_of
 
 if TYPE_CHECKING:
     import torch
@@ -101,36 +96,7 @@ Finder = Callable[[pa.RecordBatch], Iterator[tuple[int, Mapping[int, Evidence]]]
 """Rows of a piece that overlap benchmark problems: row, and evidence by row of the benchmark table."""
 
 
-# ---- words ----------------------------------------------------------------------------------
-
-
-class Split(NamedTuple):
-    """How a text falls into words: `words` says it for any text.
-
-    Where no character outside ASCII is `foreign`, the same words come from lower case of ASCII and a split at white space of ASCII,
-    once `pattern` (RE2, on ASCII) is replaced. Words joined by spaces fall into the same words again.
-    """
-
-    words: Callable[[str], list[str]]
-    foreign: Callable[[str], bool]
-    pattern: str = ""
-    replacement: str = ""
-
-
-_ASCII = [chr(code) for code in range(128)]
-_MARKS = "".join(f"\\x{ord(char):02x}" for char in _ASCII if re.fullmatch(r"[^\w\s]", char))
-_JANITOR = str.maketrans(string.ascii_uppercase, string.ascii_lowercase, string.punctuation)
-
-PLAIN = Split(lambda text: text.lower().split(), lambda char: char.isspace() or char != char.lower())
-UNPUNCTUATED = Split(lambda text: text.translate(_JANITOR).split(), str.isspace, "[[:punct:]]", "")
-MARKS_APART = Split(lambda text: re.findall(r"\w+|[^\w\s]", text.lower()), lambda char: True, f"([{_MARKS}])", r" \1 ")
-
-
-class NgramRule(NamedTuple):
-    """A rule on runs of `n` words."""
-
-    n: int
-    split: Split
+# ---- runs of words --------------------------------------------------------------------------
 
 
 def ngram_rules(ngram: int) -> dict[str, NgramRule]:
@@ -141,168 +107,6 @@ def ngram_rules(ngram: int) -> dict[str, NgramRule]:
         "r1": NgramRule(10, PLAIN),
         "gpt3": NgramRule(13, UNPUNCTUATED),
     }
-
-
-_END = 0xFF
-"""The word that stands after every text, a byte that no UTF-8 holds: a run of words that goes past the end of its text has it inside."""
-
-_WHITE = [ord(char) for char in _ASCII if char.isspace()]
-_NO_CONTROLS = bytes(byte if byte >= ord(" ") or byte in _WHITE else 0xFE for byte in range(256))
-
-
-_PAD = np.full(8, ord(" "), np.uint8)
-
-
-class Tokens(NamedTuple):
-    """The words of many texts in a row, each text with `_END` behind it.
-
-    `data`: the bytes, one space between words, eight before the first and eight after the last. `spaces`: where the spaces are;
-    word i stands between spaces i and i + 1. `ends`: where the `_END` of each text is.
-    """
-
-    data: NDArray[np.uint8]
-    spaces: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-
-def tokenise(texts: pa.Array, split: Split) -> Tokens:
-    """The words of `texts` (large_string), as `split.words` gives them but for lower case."""
-    raw = _bytes_of(texts)
-    if not raw.isascii():
-        codes = np.frombuffer(raw, np.uint8)
-        if foreign := [char for char in set(codes[codes >= 128].tobytes().decode()) if split.foreign(char)]:
-            chosen = compute.match_substring_regex(texts, f"[{''.join(foreign)}]")
-            spelled = [" ".join(split.words(text)) for text in texts.filter(chosen).to_pylist()]
-            texts = compute.replace_with_mask(texts, chosen, pa.array(spelled, texts.type))
-    if split.pattern:
-        texts = compute.replace_substring_regex(texts, split.pattern, split.replacement)
-    binary = pa.large_binary()
-    ended = compute.binary_join_element_wise(texts.cast(binary), pa.scalar(bytes([_END, ord(" ")]), binary), pa.scalar(b" ", binary))
-    raw = _bytes_of(ended)
-    ends = np.frombuffer(ended.buffers()[1], np.int64)[1:] + (len(_PAD) - 2)
-    codes = np.frombuffer(raw, np.uint8)
-    controls = codes[codes < ord(" ")]
-    if len(controls):
-        if not np.isin(controls, _WHITE).all():
-            codes = np.frombuffer(raw.translate(_NO_CONTROLS), np.uint8)
-        codes = np.maximum(codes, ord(" "))
-    blank = codes == ord(" ")
-    again = blank[1:] & blank[:-1]
-    if blank[:1].any() or again.any():
-        codes = codes[~np.concatenate((blank[:1], again))]
-        ends = np.flatnonzero(codes == _END) + len(_PAD)
-    data = np.concatenate((_PAD, codes, _PAD))
-    return Tokens(data, np.flatnonzero(data[7 : len(codes) + 8] == ord(" ")) + 7, ends)
-
-
-def _bytes_of(texts: pa.Array) -> bytes:
-    """The bytes of all texts (large_string or large_binary), one after another."""
-    _, bounds, content = texts.buffers()
-    first, last = (int(np.frombuffer(bounds, np.int64)[texts.offset + index]) for index in (0, len(texts)))
-    raw: bytes = content[first:last].to_pybytes() if content is not None else b""
-    return raw
-
-
-# ---- runs of words --------------------------------------------------------------------------
-
-_ODD = 0x9E3779B97F4A7C15
-_LOWER = np.uint64(0x2020202020202020)
-_FIRST = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
-_LAST = np.array([(1 << 64) - (1 << 64 - 8 * count) for count in range(9)], np.uint64)
-"""Masks that keep the first, or the last, `count` of eight bytes."""
-
-
-class Spans:
-    """64-bit hashes of spans of words. Equal spans have equal hashes, in upper or lower case; others nearly always differ."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self.spaces = tokens.spaces
-        self.eight = np.ndarray((len(tokens.data) - 7,), "<u8", tokens.data, strides=(1,))  # eight bytes from every position on
-
-    def hashes(self, first: NDArray[np.int64], words: int) -> NDArray[np.uint64]:
-        """Of spans of `words` words that begin with word `first`: over eight bytes from every other word on, and the last eight."""
-        begin, stop = self.spaces[first] + 1, self.spaces[first + words]
-        total: NDArray[np.uint64] = (self.eight[stop - 8] | _LOWER) & _LAST[np.minimum(stop - begin, 8)]
-        for word in range(0, words, 2):
-            start = self.spaces[first + word] + 1
-            total ^= total >> 29
-            total *= np.uint64(_ODD)
-            total ^= (self.eight[start] | _LOWER) & _FIRST[np.minimum(stop - start, 8)]
-        total *= np.uint64(_ODD)
-        total ^= total >> 29
-        total *= np.uint64(_ODD)
-        return total
-
-
-class Sieve:
-    """Finds, in many texts at once, the places where one of given runs of `n` words may stand. Misses none; a false one is rare."""
-
-    def __init__(self, ngrams: Collection[str], rule: NgramRule) -> None:
-        """`ngrams`: words joined by spaces, as `rule.split.words` gives them."""
-        self.rule = rule
-        self.part = rule.n // 2
-        self.step = rule.n - self.part + 1  # every run of n words holds just one part that starts at a multiple of it
-        spans = Spans(tokenise(pa.array(ngrams, pa.large_string()), rule.split))
-        first = np.arange(len(ngrams)) * (rule.n + 1)
-        self.whole = np.unique(spans.hashes(first, rule.n))
-        known = np.concatenate([self.whole, *(spans.hashes(first + word, self.part) for word in range(self.step))])
-        bits = min(max(19, (64 * len(known)).bit_length()), 33)
-        self.shift = np.uint64(64 - bits)
-        table = np.zeros(1 << bits, bool)
-        table[known >> self.shift] = True
-        self.bits = np.packbits(table, bitorder="little")
-
-    def _maybe(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Indices of the hashes that may be of a run or of a part of one."""
-        place = hashes >> self.shift
-        return np.flatnonzero(self.bits[place >> 3] >> (place & 7).astype(np.uint8) & 1)
-
-    def windows(self, texts: pa.Array) -> Iterator[tuple[int, list[int]]]:
-        """Index of each text that may hold a run, and the positions of the run's first word (from 0, ascending)."""
-        n, part, step = self.rule.n, self.part, self.step
-        tokens = tokenise(texts, self.rule.split)
-        words = len(tokens.spaces) - 1
-        if words < n or not len(self.whole):
-            return
-        spans = Spans(tokens)
-        anchors = np.arange(0, words - part + 1, step)
-        seen = anchors[self._maybe(spans.hashes(anchors, part))]
-        begin = (seen[:, None] - np.arange(step - 1, -1, -1)).ravel()
-        begin = begin[(begin >= 0) & (begin <= words - n)]
-        found = spans.hashes(begin, n)
-        kept = self._maybe(found)  # far cheaper than the search that follows
-        begin, found = begin[kept], found[kept]
-        begin = begin[self.whole[np.minimum(np.searchsorted(self.whole, found), len(self.whole) - 1)] == found]
-        if not len(begin):
-            return
-        rows = np.searchsorted(tokens.ends, tokens.spaces[begin])
-        places = begin - np.where(rows > 0, np.searchsorted(tokens.spaces, tokens.ends[rows - 1]), 0)
-        for row, group in groupby(zip(rows.tolist(), places.tolist(), strict=True), key=itemgetter(0)):
-            yield row, [place for _, place in group]
-
-
-class SharedNgrams:
-    """Runs of words that questions share with given ones: exact, by way of a sieve."""
-
-    def __init__(self, ngrams: Collection[str], rule: NgramRule) -> None:
-        self.rule = rule
-        self.ngrams = ngrams
-        self.sieve = Sieve(ngrams, rule)
-
-    def __call__(self, questions: pa.Array) -> Iterator[tuple[int, list[tuple[int, str]]]]:
-        """Row of each question that shares a run, with position of its first word (from 1) and words of every shared run."""
-        n = self.rule.n
-        for row, places in self.sieve.windows(questions):
-            words = self.rule.split.words(questions[row].as_py())
-            runs = [(place + 1, " ".join(words[place : place + n])) for place in places]
-            if found := [(start, run) for start, run in runs if run in self.ngrams]:
-                yield row, found
-
-
-def _runs(question: str, rule: NgramRule) -> list[str]:
-    """Every run of words of a question, in order."""
-    words = rule.split.words(question)
-    return [" ".join(words[start : start + rule.n]) for start in range(len(words) - rule.n + 1)]
 
 
 MIN_WORDING_QUESTIONS = {"benchmark": 2, "training": 10}
@@ -321,7 +125,7 @@ def wording(problems: Batches, candidates: pa.Table, rules: Mapping[str, NgramRu
     sizes = Counter(family for family, _ in questions)
     searches: dict[str, SharedNgrams] = {}
     for name, rule in rules.items():
-        held = Counter((family, run) for family, question in questions for run in set(_runs(question, rule)))
+        held = Counter((family, run) for family, question in questions for run in set(runs_of(question, rule)))
         least = MIN_WORDING_QUESTIONS["benchmark"]
         common = {run for (family, run), count in held.items() if count >= least and count > share * sizes[family]}
         searches[name] = SharedNgrams(common, rule)
@@ -350,7 +154,7 @@ class NgramFinder:
         self.places: dict[str, list[tuple[int, int]]] = defaultdict(list)
         questions = benchmarks["question"].to_pylist()
         for index, question in enumerate(questions):
-            for start, run in enumerate(_runs(question, rule)):
+            for start, run in enumerate(runs_of(question, rule)):
                 self.places[run].append((index, start))
         self.lengths = [len(rule.split.words(question)) for question in questions] if coverage is not None else []
         self.shared = SharedNgrams(self.places.keys() | templates, rule)
@@ -599,7 +403,7 @@ def parquet_batches(path: Path, *, source: str | None = None) -> Batches:
         from pyarrow import parquet
 
         try:
-            with parquet.ParquetFile(path) as file:
+            with parquet.ParquetFile(path, pre_buffer=False) as file:  # else the whole file would be held
                 columns = [name for name in ("problem_id", "question", "family", "source") if name in file.schema_arrow.names]
                 for batch in file.iter_batches(batch_size=1 << 14, columns=columns):
                     yield batch if source is None else _labelled(batch, source)

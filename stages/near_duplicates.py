@@ -4,21 +4,18 @@ What      `fold` makes a question's text comparable. `find` pairs every question
           it repeats: their sets of word 5-grams have at least the given Jaccard similarity, and their
           numbers and signs are the same in the same order. A question with other numbers is another
           question, however alike the words are.
-How       Everything is NumPy over whole batches. The hash of a run of words is the difference of two
-          prefix sums of a polynomial over the bytes. Questions share a bucket when a band of MinHashes
-          and the numbers and signs agree; each is held against the questions before it in the bucket, at
-          most `COMPARED`, so that the work grows as n log n whatever the data. Every pair is
-          verified on its 5-grams before it counts.
+How       rensa makes the MinKeys. Questions share a bucket when a band of MinKeys and the numbers and
+          signs agree; each is held against the questions before it in the bucket, at most `COMPARED`, so that the
+          work grows as n log n whatever the data. Every pair is verified on its 5-grams before it counts.
 Papers    Broder 1997 (MinHash); Indyk and Motwani 1998 (banding); Lee et al. (arXiv 2107.06499) for the
           use on training text.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,7 +24,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Hashes = NDArray[np.uint64]
+    Keys = NDArray[np.uint64]
     Indices = NDArray[np.int64]
 
 SHINGLE_WORDS = 5
@@ -36,14 +33,10 @@ RECALL = 0.99
 """Least share of pairs at the threshold that some band must bring together."""
 COMPARED = 8
 """Questions before it that a question is compared with in each of its buckets."""
-_BATCH_TEXTS = 2048
-"""Few enough for their hashes to stay in the processor's cache."""
-_BATCH_PAIRS = 16384
-_BATCH_BYTES = 1 << 24
-_PAD = "\x02 " * (SHINGLE_WORDS - 1)
+_SEED = 42
+_BATCH = 4096
+_PAD = ["\x02"] * (SHINGLE_WORDS - 1)
 """Words before and after a text, so that every word of it stands in as many runs as every other."""
-_BASE = 0x9E3779B97F4A7C15
-_INVERSE = pow(_BASE, -1, 1 << 64)
 
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿⁱ]+")
 _SUBSCRIPTS = re.compile("[₀-₉₊₋]+")
@@ -91,26 +84,36 @@ def find(texts: pa.Table, similarity: float, progress: Callable[[int, int], None
     bands, width = banding(similarity)
     keys = np.empty((bands, texts.num_rows), np.uint64)
     done = 0
-    for batch in _batches(texts):
+    for batch in texts.to_batches(_BATCH):
         keys[:, done : done + batch.num_rows] = _band_keys(batch, bands, width)
         done += batch.num_rows
         progress(done, texts.num_rows)
     later, earlier, uncompared = _candidates(keys)
     del keys
-    value = _similarities(texts, later, earlier)
-    good = value >= similarity
-    later, earlier, value = later[good], earlier[good], value[good]
-    order = np.lexsort((earlier, -value, later))
-    first = order[np.flatnonzero(np.diff(later[order], prepend=-1))]
+    best: dict[int, tuple[float, int]] = {}
+    signs = texts["signs"]
+    for one, other in zip(later.tolist(), earlier.tolist(), strict=True):
+        if signs[one].equals(signs[other]):
+            value = jaccard(*(shingles(texts["folded"][index].as_py()) for index in (one, other)))
+            if value >= similarity and value > best.get(one, (0.0, 0))[0]:
+                best[one] = value, other
     ids = texts["problem_id"]
-    pairs = pa.table(
-        {
-            "problem_id": ids.take(pa.array(later[first])).cast(pa.string()),
-            "other_problem_id": ids.take(pa.array(earlier[first])).cast(pa.string()),
-            "similarity": pa.array(value[first], pa.float64()),
-        }
-    )
-    return Found(pairs, len(good), uncompared)
+    rows = [(ids[one].as_py(), ids[other].as_py(), value) for one, (value, other) in sorted(best.items())]
+    schema = pa.schema({"problem_id": pa.string(), "other_problem_id": pa.string(), "similarity": pa.float64()})
+    pairs = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+    return Found(pairs, len(later), uncompared)
+
+
+def shingles(folded: str) -> set[str]:
+    """The runs of words of a folded text."""
+    words = [*_PAD, *folded.split(" "), *_PAD]
+    return set(map(" ".join, zip(*(words[start:] for start in range(SHINGLE_WORDS)), strict=False)))
+
+
+def jaccard(one: set[str], other: set[str]) -> float:
+    """What two sets have in common, as a share of what they have together."""
+    shared = len(one & other)
+    return shared / (len(one) + len(other) - shared)
 
 
 def banding(similarity: float) -> tuple[int, int]:
@@ -122,109 +125,30 @@ def banding(similarity: float) -> tuple[int, int]:
     raise ValueError(f"no banding of {HASHES} hashes finds pairs at similarity {similarity:g}; the rule is 0.5 to 1")
 
 
-def _batches(texts: pa.Table) -> Iterator[pa.Table]:
-    for start, stop in _pieces(_lengths(texts), _BATCH_TEXTS):
-        yield texts.slice(start, stop - start)
-
-
-def _lengths(texts: pa.Table) -> Indices:
-    """Bytes of every folded text."""
-    from pyarrow import compute
-
-    lengths: Indices = compute.binary_length(texts["folded"]).to_numpy().astype(np.int64)
-    return lengths
-
-
-def _pieces(sizes: Indices, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `most` items whose text fits in a little memory; one that does not is a range by itself."""
-    ends = np.cumsum(sizes)
-    start = 0
-    while start < len(sizes):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, min(start + most, int(np.searchsorted(ends, before + _BATCH_BYTES, "right"))))
-        yield start, stop
-        start = stop
-
-
-# ---- hashes ---------------------------------------------------------------------------------
-
-
-def _shingles(texts: pa.ChunkedArray) -> tuple[Hashes, Indices]:
-    """Hash of every run of words of every text, and where the runs of each text start (one start a text)."""
-    from pyarrow import compute
-
-    large = pa.large_string()
-    padded = compute.binary_join_element_wise(
-        pa.scalar(_PAD, large), texts.cast(large), pa.scalar(" " + _PAD.strip(), large), pa.scalar("", large)
-    )
-    bytes_, offsets = _bytes_of(padded)
-    spaces = np.flatnonzero(bytes_ == ord(" "))
-    starts_here, ends_here = np.zeros(len(bytes_) + 1, bool), np.zeros(len(bytes_) + 1, bool)
-    starts_here[spaces + 1] = starts_here[offsets[:-1]] = True
-    ends_here[spaces] = ends_here[offsets[1:]] = True
-    starts, ends = np.flatnonzero(starts_here), np.flatnonzero(ends_here)  # of words
-    first_word = np.searchsorted(starts, offsets)
-    words = np.diff(first_word)
-    runs = words - SHINGLE_WORDS + 1  # the padding makes it at least one
-    begin = _ranges(first_word[:-1], runs)
-    return _hashes_of_spans(bytes_, starts[begin], ends[begin + SHINGLE_WORDS - 1]), np.cumsum(runs) - runs
-
-
-def _bytes_of(texts: pa.ChunkedArray) -> tuple[NDArray[np.uint8], Indices]:
-    """The UTF-8 bytes of all texts, one after the other, and where each text starts, with the end of the last one."""
-    whole = pa.concat_arrays(texts.cast(pa.large_string()).chunks)
-    _, offsets, data = whole.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[whole.offset : whole.offset + len(whole) + 1]
-    content = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    return content[bounds[0] : bounds[-1]], bounds - bounds[0]
-
-
-def _hashes_of_spans(bytes_: NDArray[np.uint8], begin: Indices, end: Indices) -> Hashes:
-    """Hash of the bytes of every span, alike for like spans wherever they stand."""
-    powers, inverses = _powers(1 << len(bytes_).bit_length())
-    sums = np.zeros(len(bytes_) + 1, np.uint64)
-    np.cumsum((bytes_ + np.uint64(1)) * powers[: len(bytes_)], out=sums[1:])
-    return _mixed((sums[end] - sums[begin]) * inverses[begin])
-
-
-@functools.cache
-def _powers(count: int) -> tuple[Hashes, Hashes]:
-    """The first `count` powers of the polynomial's base, and of its inverse modulo 2^64."""
-    bases = np.full((2, count), [[_BASE], [_INVERSE]], np.uint64)
-    bases[:, 0] = 1
-    powers, inverses = np.cumprod(bases, axis=1, dtype=np.uint64)
-    return powers, inverses
-
-
-def _mixed(values: Hashes) -> Hashes:
-    """Every bit of a value spread over all bits (the finaliser of splitmix64)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Hashes = values ^ (values >> np.uint64(31))
-    return mixed
-
-
-def _band_keys(batch: pa.Table, bands: int, width: int) -> Hashes:
+def _band_keys(batch: pa.RecordBatch, bands: int, width: int) -> Keys:
     """The bucket of every text in every band, shape (bands, texts)."""
-    hashes, first = _shingles(batch["folded"])
-    bytes_, offsets = _bytes_of(batch["signs"])
-    signs = _hashes_of_spans(bytes_, offsets[:-1], offsets[1:])
+    from rensa import RMinHash
+
+    sets = [list(shingles(text)) for text in batch["folded"].to_pylist()]
+    hashes = np.array(RMinHash.digest_matrix_from_token_sets(sets, HASHES, _SEED).to_rows(), np.uint64)
+    signs = np.array(RMinHash.hash_token_sets([[text] for text in batch["signs"].to_pylist()]), np.uint64)[:, 0]
     keys = np.empty((bands, batch.num_rows), np.uint64)
-    multipliers = _mixed(np.arange(1, bands * width + 1, dtype=np.uint64)) | np.uint64(1)
-    permuted = np.empty_like(hashes)
     for band in range(bands):
-        key = signs + np.uint64(band)
-        for multiplier in multipliers[band * width : (band + 1) * width]:
-            np.multiply(hashes, multiplier, out=permuted)
-            key = _mixed(key ^ np.minimum.reduceat(permuted, first))
-        keys[band] = key
+        keys[band] = signs + np.uint64(band)
+        for column in range(band * width, (band + 1) * width):
+            keys[band] = _mixed(keys[band] ^ hashes[:, column])
     return keys
 
 
-# ---- pairs ----------------------------------------------------------------------------------
+def _mixed(values: Keys) -> Keys:
+    """Every bit of a value spread over all bits (the finaliser of splitmix64)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Keys = values ^ (values >> np.uint64(31))
+    return mixed
 
 
-def _candidates(keys: Hashes) -> tuple[Indices, Indices, int]:
+def _candidates(keys: Keys) -> tuple[Indices, Indices, int]:
     """Pairs (later, earlier) of texts that share a bucket, each once; and how many places have more than `COMPARED` before them."""
     count = keys.shape[1]
     found: list[Indices] = [np.empty(0, np.int64)]
@@ -242,47 +166,3 @@ def _candidates(keys: Hashes) -> tuple[Indices, Indices, int]:
                 found.append(order[same].astype(np.int64) * count + order[same - back])
     pairs = np.unique(np.concatenate(found))
     return pairs // max(count, 1), pairs % max(count, 1), uncompared
-
-
-def _similarities(texts: pa.Table, later: Indices, earlier: Indices) -> NDArray[np.float64]:
-    """Jaccard similarity of the runs of words of each pair; 0 where numbers or signs differ."""
-    from pyarrow import compute
-
-    value = np.zeros(len(later))
-    lengths = _lengths(texts)
-    for start, stop in _pieces(lengths[later] + lengths[earlier], _BATCH_PAIRS):
-        one, other = later[start:stop], earlier[start:stop]
-        involved, at = np.unique(np.concatenate([one, other]), return_inverse=True)
-        batch = texts.take(pa.array(involved))
-        sets, first, sizes = _sets(batch["folded"])
-        left, right = at[: len(one)], at[len(one) :]
-        pair = np.concatenate([np.repeat(np.arange(len(one)), sizes[left]), np.repeat(np.arange(len(one)), sizes[right])])
-        members = np.concatenate([sets[_ranges(first[left], sizes[left])], sets[_ranges(first[right], sizes[right])]])
-        order = np.lexsort((members, pair))
-        pair, members = pair[order], members[order]
-        twice = (pair[1:] == pair[:-1]) & (members[1:] == members[:-1])
-        shared = np.bincount(pair[1:][twice], minlength=len(one))
-        jaccard = shared / (sizes[left] + sizes[right] - shared)
-        signs = batch["signs"].combine_chunks()
-        same = compute.equal(signs.take(pa.array(left)), signs.take(pa.array(right))).to_numpy(zero_copy_only=False)
-        value[start:stop] = np.where(same, jaccard, 0.0)
-    return value
-
-
-def _sets(texts: pa.ChunkedArray) -> tuple[Hashes, Indices, Indices]:
-    """The distinct runs of each text, all in one array; where each text's start, and how many they are."""
-    hashes, first = _shingles(texts)
-    owner = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(hashes))))
-    order = np.lexsort((hashes, owner))
-    hashes, owner = hashes[order], owner[order]
-    new = np.ones(len(hashes), bool)
-    new[1:] = (hashes[1:] != hashes[:-1]) | (owner[1:] != owner[:-1])
-    sizes = np.bincount(owner[new], minlength=len(first))
-    return hashes[new], np.cumsum(sizes) - sizes, sizes
-
-
-def _ranges(starts: Indices, sizes: Indices) -> Indices:
-    """The numbers start, start + 1, ... of every range, one after the other."""
-    ends = np.cumsum(sizes)
-    ranges: Indices = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - sizes), sizes)
-    return ranges

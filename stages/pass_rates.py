@@ -4,7 +4,7 @@ What      k graded attempts a problem, a beta-binomial estimate, and the problem
 Reads     `model`, `problems`; `second_model` for the filter `s1`.
 Writes    `pass_rates` (one row a problem, keyed by problem, model, template, sampler and grader),
           `attempts` (one row an attempt, with its seed, verdict and reason) and
-          `band` (the problems that every filter keeps, for RL).
+          `band` (the problems that every filter keeps, for RL). `report/`: how hard the problems are, by topic.
 Papers    Kimi k1.5 (arXiv 2501.12599) 2.1 for pass rate as difficulty and for guesses without thinking;
           Qwen3 (arXiv 2505.09388) 4.1 for the latter; OLMo 3 (arXiv 2512.13961) for 8 rollouts from the
           exact starting checkpoint; s1 (arXiv 2501.19393) for two models; stages/difficulty.py holds the rules.
@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stages.artifacts import CheckpointRef, Handles, StageOutput
+from stages.artifacts import REPORT, CheckpointRef, Handles, StageOutput
 from stages.chat import TEMPLATE
 from stages.config import PassRates
+from stages.data_report import write_difficulty
 from stages.difficulty import Evidence, RateRule, beta_binomial, dropped_by, guess_tries, is_settled, rate_rules
 from stages.errors import DataError, RewardError
 from stages.records import Recorder
@@ -85,6 +86,7 @@ def run(config: PassRates, inputs: Handles, stage_dir: Path, seed: int) -> Stage
         **{f"pass_rates/dropped/{name}": float(sum(name in dropped for dropped in drops)) for name in (*config.filters, "not_graded")},
     }
     recorder.metrics(0, metrics)
+    write_difficulty(stage_dir / REPORT, [{**row, "family": problem["family"]} for row, problem in zip(rows, problems, strict=True)])
     return StageOutput(
         outputs={
             "pass_rates": write_rows(rows, stage_dir, "pass_rates", empty_rule="no problem was tried"),

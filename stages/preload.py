@@ -41,6 +41,8 @@ MODULES = (
     "pyarrow.parquet",
     "reasoning_gym",
     "scipy.stats",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
 )
 
 

@@ -46,6 +46,8 @@ def run(config: RLHF, inputs: Handles, stage_dir: Path, seed: int) -> StageOutpu
             row["question"],
             row["answer"],
             index < thinking,
+            topic=row.get("family", ""),
+            pass_rate=row.get("pass_rate"),
             answer_type=row.get("answer_type") or config.answer_type,
             grading=row.get("grading") or "",
         )

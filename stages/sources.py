@@ -265,7 +265,7 @@ def _parquet_rows(place: Place, path: Path) -> Iterator[Line]:
 
     number = 0
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, pre_buffer=False) as file:  # else the whole file would be held
             for batch in file.iter_batches(_BATCH_ROWS):
                 for row in _rows_of_batch(batch):
                     number += 1

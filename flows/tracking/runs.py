@@ -40,10 +40,11 @@ from flows.tracking.forwarder import forward
 from flows.tracking.links import write_views
 from flows.tracking.outbox import Call
 from flows.tracking.scores import attach_scores
-from flows.tracking.table import log_table
-from stages.artifacts import METRICS, CheckpointRef, DatasetRef, StageResult
+from flows.tracking.table import log_columns, log_table
+from stages.artifacts import METRICS, REPORT, CheckpointRef, DatasetRef, StageResult
 
 _LOG_BYTES = 2_000_000
+_TABLE_ROWS = 1_000
 _VARIANTS = "posttrain.variants"
 _VARIANTS_KEPT = 400
 _MARK_CHARACTERS = 8
@@ -175,11 +176,26 @@ def finish_stage(connection: Connection, call: Call) -> str:
         if tags.get("kind") == "eval":
             connection.part(partial(attach_scores, connection, run, tags, result, call.time_ms))
             connection.part(partial(_note_evaluated, connection, run, tags))
+    for file in sorted((log.parent / REPORT).glob("*")) if log is not None else ():
+        connection.part(partial(_report, connection, run, file))
     if log is not None and log.exists():
         text = without_secrets(log.read_bytes()[-_LOG_BYTES:].decode(errors="replace"))
         connection.part(partial(connection.client.log_text, run, text, "log.txt"))
     close_run(connection, run, given["status"], call.time_ms)
     return ""
+
+
+def _report(connection: Connection, run: str, file: Path) -> None:
+    """A file of a stage's report; the first rows of a Parquet file as a table that the page can show."""
+    if file.suffix != ".parquet":
+        connection.client.log_artifact(run, str(file), REPORT)
+        return
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(file) as rows:
+        for batch in rows.iter_batches(_TABLE_ROWS):
+            log_columns(connection, run, f"{REPORT}/{file.stem}.json", batch.to_pydict())
+            break
 
 
 def _note_evaluated(connection: Connection, run: str, tags: Mapping[str, str]) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -184,6 +185,10 @@ def _build(path: Path, config: EngineConfig) -> Any:
     from vllm import LLM
 
     try:
+        with suppress(AttributeError):
+            # vLLM 0.32 on CPU reads the attributes of every object there is, and llvmlite's library takes `__dict__` for a function
+            if ffi := sys.modules.get("llvmlite.binding.ffi"):
+                ffi.lib._fntab["__dict__"] = {}
         with _random_state_kept():
             return LLM(**arguments)
     except Exception as error:

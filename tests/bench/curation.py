@@ -1,6 +1,6 @@
 """How the searches and queries of curation grow with the number of rows.
 
-Times near-duplicates, the SQL from raw rows to `dropped` and `funnel`, and the question `why` on the files, for
+Times near-duplicates, the SQL from raw rows to `dropped` and `funnel`, the question `why`, and the curriculum, for
 10^4 rows up to the size asked for, with one thread, in CPU seconds. The exponent is the slope of log(seconds)
 on log(rows); n log n has about 1.1 over these sizes.
 
@@ -23,8 +23,9 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from stages.config import Curation
-from stages.curation import DUPLICATES, MARTS, PROBLEMS, STAGING, build, prepare
+from stages.config import Curation, CurriculumConfig
+from stages.curation import DATASETS, DUPLICATES, MARTS, PROBLEMS, STAGING, build, prepare
+from stages.curriculum import Curriculum
 from stages.decontamination import COUNTS, HITS
 from stages.near_duplicates import find
 from stages.sources import RawRow
@@ -108,10 +109,35 @@ def measure(count: int, memory_gib: float) -> dict[str, float]:
             problem = str(database.execute("select problem_id from dropped limit 1").fetchall()[0][0])
             question = "select rule, evidence, other_question from dropped where problem_id = ?"
             seconds["why was it dropped (SQL)"] = timed(lambda: database.execute(question, [problem]).fetchall())
+            seconds |= curriculum(database, count)
             found = database.execute("select rows from funnel where step = 'near duplicate' and family = 'all'").fetchall()[0][0]
             planted = database.execute("select count(*) from raw_rows where question like '%indeed'").fetchall()[0][0]
             print(f"{count:>10,} rows: {found:,} of {planted:,} planted near-duplicates dropped", flush=True)
     return seconds
+
+
+def curriculum(database: duckdb.DuckDBPyConnection, count: int) -> dict[str, float]:
+    """Seconds for the choice of a step's problems among `count`, and for asking `count` kept rollouts who was sampled when and why."""
+    rng = np.random.default_rng(1)
+    chooser = Curriculum(CurriculumConfig(order="prioritised", live=True), ["words"] * count, 100, 64, 0)
+    standings = [chooser.start(rng.random(count).tolist())]
+    chosen = timed(lambda: chooser.choose(chooser.observe(standings.pop(), {0: (1, 8)}), 1))
+    numbers = np.arange(count)
+    rollouts = pa.table(
+        {
+            "stage": pa.array(np.full(count, "reasoning_rl")),
+            "step": numbers // 512,
+            "problem_id": pa.array(numbers * 7919 % max(count // 8, 1)).cast(pa.string()),
+            "reward": rng.random(count),
+            "why": pa.array(np.full(count, "prioritised: 1 - 0.5")),
+            "success_rate": rng.random(count),
+            "weight": rng.random(count),
+        }
+    )
+    database.from_arrow(rollouts).create("rollouts")
+    question = (DATASETS / "questions" / "sampled.sql").read_text()
+    asked = timed(lambda: database.execute(question, {"problem_id": "7"}).fetchall())
+    return {"curriculum: a step's problems": chosen, "curriculum: who was sampled (SQL)": asked}
 
 
 def main() -> None:

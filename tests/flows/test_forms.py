@@ -22,7 +22,7 @@ from stages.config import STAGES
 
 RULES = ("type", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 ONE_VALUE = ("integer", "number", "string", "boolean")
-NAMES = ["recipe", "recipe ablation", *(f"stage {kind}" for kind in STAGES)]
+NAMES = ["recipe", "recipe ablation", *(f"stage {kind}" for kind in STAGES), "review of traces"]
 FORMS = {deployment.name: deployment for deployment in deployments()}
 
 
@@ -57,7 +57,7 @@ def run_name(name: str, given: dict[str, Any]) -> str:
         return form.flow_run_name()
 
 
-def test_deployments_listed_are_the_recipe_the_ablation_and_every_stage() -> None:
+def test_deployments_listed_are_the_recipe_the_ablation_every_stage_and_the_review() -> None:
     assert list(FORMS) == NAMES
     for name, deployment in FORMS.items():
         assert deployment.description, name
@@ -97,6 +97,7 @@ def test_form_sent_as_it_opens_is_accepted_and_changes_nothing(name: str) -> Non
         **({"stage": "reasoning_rl", "vary": ["loss=dapo,dr_grpo"], "seeds": 1} if name == "recipe ablation" else {}),
         **({"of_run": "latest"} if name.startswith("stage") else {}),
         **({"name": "evaluation_base"} if name == "stage evaluation" else {}),
+        **({"node": "cold_start", "wait": "pause", "timeout_hours": 24.0} if name == "review of traces" else {}),
     }
 
 

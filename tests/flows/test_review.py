@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +19,7 @@ import pytest
 
 from flows.plan import make_plan
 from flows.recipe import load_recipe
-from flows.review import check_review, export_traces, review_traces, use_of
+from flows.review import check_review, export_traces, use_of
 from stages.artifacts import RESULT, DatasetRef, StageResult, digest_of_file, write_json
 from stages.config import Curation
 from stages.errors import ArtifactError, ConfigError, DataError
@@ -94,6 +97,23 @@ def test_review_by_file_takes_the_edited_traces_and_names_the_command(recipe: st
     assert node.config.files() == (path,)
 
 
+def test_review_command_writes_the_file_and_checks_an_edited_one(recipe: str, home: Path) -> None:
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"POSTTRAIN_HOME": str(home)}
+        program = [sys.executable, "-c", "from flows.cli import app; app()", "review", recipe, *arguments]
+        return subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+
+    written = command("--json")
+    content = json.loads(written.stdout)
+    assert content["traces"] == 4
+    edit(Path(content["file"]), lambda lines: lines[0].update(decision="drop"))
+    checked = command("--check", content["file"])
+    assert (checked.returncode, f"--set cold_start.review={content['file']}" in checked.stdout + checked.stderr) == (0, True)
+    edit(Path(content["file"]), lambda lines: lines[1].update(answer="other"))
+    refused = command("--check", content["file"])
+    assert (refused.returncode, "line 2" in refused.stdout + refused.stderr) == (1, True)
+
+
 def test_review_changes_what_is_planned_for_the_cold_start_when_the_file_changes(recipe: str, home: Path) -> None:
     path, _ = export_traces(recipe, [], "cold_start", home)
     override = use_of(recipe, "cold_start", path).partition("--set ")[2]
@@ -131,6 +151,8 @@ def test_review_flow_waits_for_its_form_and_again_after_a_file_with_a_fault(
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateName
     from prefect.client.schemas.objects import FlowRun
     from prefect.testing.utilities import prefect_test_harness
+
+    from flows.review_flow import review_traces
 
     monkeypatch.setenv("POSTTRAIN_HOME", str(home))
     pause = threading.Event()

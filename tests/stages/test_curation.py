@@ -15,6 +15,7 @@ from pyarrow import parquet
 from stages.artifacts import StageOutput, digest_of_file
 from stages.config import Curation
 from stages.curation import DATASETS, MARTS, check_contracts, run
+from stages.data_report import ROWS
 from stages.errors import DataError
 from stages.records import read_records
 
@@ -275,6 +276,16 @@ def test_curation_report_agrees_with_the_metrics_and_shows_what_was_dropped(tmp_
     text = (folder / "data_report.md").read_text()
     assert "Is 7 &#124; 49 prime?" in text  # a cell stays a cell
     assert (folder / "funnel.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curation_report_tables_hold_some_rows_of_each_rule_and_first_those_that_drop(tmp_path: Path) -> None:
+    asked = [{"question": f"what is {number} plus {number + 1}", "answer": "7"} for number in range(ROWS + 50)]
+    held_out = write_jsonl(tmp_path / "held_out.jsonl", asked[3:4])
+    source = write_jsonl(tmp_path / "items.jsonl", asked)
+    curate(tmp_path, sources=[source], benchmarks={"held_out": [held_out]}, pools={"rl": {"share": 1}})
+    rows = parquet.read_table(tmp_path / "curation/0123456789abcdef/report/contamination.parquet").to_pylist()
+    assert [(row["rule"], row["question"]) for row in rows[:1]] == [("same_question", "what is 3 plus 4")]
+    assert [row["rule"] for row in rows[1:]] == ["masked_number"] * ROWS
 
 
 def test_curation_report_takes_any_text_for_text(tmp_path: Path) -> None:

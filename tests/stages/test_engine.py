@@ -30,7 +30,9 @@ QUESTIONS = [Question(f"p{index}", f"{index}+{7 - index}", "7") for index in ran
 
 @pytest.fixture(scope="module")
 def built(random_model: CheckpointRef, small_engine: EngineConfig) -> Iterator[tuple[RolloutEngine, Any, Any]]:
-    """An engine, and the state of the random generators before and after it was built."""
+    """An engine, and the state of the random generators before and after it was built, in a process that has loaded numba."""
+    import numba  # noqa: F401 - its library makes vLLM 0.32 fail on CPU unless the engine sees to it
+
     before = random_state()
     with RolloutEngine(random_model.path, small_engine) as engine:
         yield engine, before, random_state()

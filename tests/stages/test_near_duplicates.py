@@ -13,7 +13,8 @@ from stages.near_duplicates import COMPARED, SHINGLE_WORDS, banding, find, fold
 
 def texts(questions: list[str], signs: list[str] | None = None) -> pa.Table:
     names = [str(number) for number in range(len(questions))]
-    return pa.table({"problem_id": names, "folded": questions, "signs": signs or [""] * len(questions)})
+    columns = {"problem_id": names, "folded": questions, "signs": signs or [""] * len(questions)}
+    return pa.table({name: pa.array(column, pa.string()) for name, column in columns.items()})
 
 
 def jaccard(one: str, other: str) -> float:

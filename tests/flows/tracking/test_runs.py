@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from flows.tracking import Tracker
 from flows.tracking.entries import params
@@ -47,6 +49,21 @@ def test_recipe_tracked_leaves_the_layout_of_runs(uri: str, tmp_path: Path, stor
     assert table["data"][1][:3] == ["cold_start", "easy_thinking 0.500", 0.5]
     names = {item.path for item in store.client.list_artifacts(recipe.info.run_id)}
     assert {"recipe.yaml", "ablation.json", "table.png", "metrics_explained.yaml"} <= names
+
+
+def test_report_of_a_stage_is_logged_and_its_parquet_files_are_tables(uri: str, tmp_path: Path, story: Any, store: Any) -> None:
+    tracker, folder = Tracker(uri, "small", tmp_path), story.folder("cold_start", story.tuned)
+    (folder / "report").mkdir()
+    (folder / "report" / "funnel.png").write_bytes(b"png")
+    parquet.write_table(pa.table({"question": ["1 + 1"], "other": ["1+1"]}), folder / "report" / "overlap.parquet")
+    parquet.write_table(pa.table({"question": pa.array([], pa.string())}), folder / "report" / "nothing.parquet")
+    recipe = story.start_recipe(tracker)
+    run = story.start(tracker, recipe, node="cold_start", fingerprint=story.tuned, inputs={})
+    for _ in range(2):  # a call may be sent again
+        story.finish(tracker, run, recipe, "cold_start", story.result("cold_start", story.tuned, {}, {}), folder / "log.txt")
+    assert {item.path for item in store.client.list_artifacts(run, "report")} == {"report/funnel.png", "report/overlap.json"}
+    assert json.loads(store.artifact(run, "report/overlap.json")) == {"columns": ["question", "other"], "data": [["1 + 1", "1+1"]]}
+    assert json.loads(store.tags(run)["mlflow.loggedArtifacts"]) == [{"path": "report/overlap.json", "type": "table"}]
 
 
 def test_checkpoint_tracked_is_linked_in_place_with_lineage(uri: str, tmp_path: Path, story: Any, store: Any) -> None:
