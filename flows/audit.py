@@ -55,7 +55,7 @@ def audit_recipe(recipe: Recipe | None, home: Path, say: Callable[[str], None]) 
         programs |= {row: None for row in rows if isinstance(row, CodeAttack)}
         grader = grader_of(config.judge, home / "audit", recipe.seed if recipe is not None else 0)
         score = partial(score_by_rules, config=config, grader=grader)
-        golds = prompts_of(problems, config.answer_type)
+        golds = prompts_of(problems)
         found.append(StageAudit(name, audit(score, of_types(rows, _TYPES), golds, config=config.audit, second=second_grades)))
     try:
         require_sandbox()
@@ -65,19 +65,19 @@ def audit_recipe(recipe: Recipe | None, home: Path, say: Callable[[str], None]) 
     return [*found, StageAudit(_PROGRAMS, Audit((check_programs([*programs], _grade_program),)))]
 
 
-def gold_answers(recipe: Recipe | None) -> list[dict[str, str]]:
+def gold_answers(recipe: Recipe | None) -> list[dict[str, Any]]:
     """The first problems of every source that the recipe curates, benchmarks too: id, question, answer. Unreadable rows are left out."""
     nodes = recipe.nodes if recipe is not None else ()
     return [row for node in nodes if isinstance(node.config, Curation) for row in _problems(node.config, node.seed)]
 
 
-def _problems(config: Curation, seed: int) -> Iterator[dict[str, str]]:
+def _problems(config: Curation, seed: int) -> Iterator[dict[str, Any]]:
     from stages.sources import read_source, sources_in_order
 
     for place in sources_in_order(config, seed):
         for row in itertools.islice(read_source(place), GOLDS_PER_SOURCE):
             if row.unreadable is None and row.question and row.answer and row.answer.strip():
-                yield {"problem_id": f"{place.name} row {row.row_number}", "question": row.question, "answer": row.answer.strip()}
+                yield row._asdict() | {"problem_id": f"{place.name} row {row.row_number}", "answer": row.answer.strip()}
 
 
 def _grade_program(program: str, stdin: str, expected: str) -> Grade:

@@ -90,6 +90,10 @@ class ReasoningGymSource(Settings):
     licence: str | None = Field(None, description="Licence of the problems, for the data report.")
 
 
+AnswerType = Literal["text", "math", "exact", "number", "integer", "multiple_choice", "json_schema", "code", "reasoning_gym"]
+"""How an answer is graded (`stages/rewards/tasks.py`)."""
+
+
 class RowSource(Settings):
     """Problems from rows with a question and an answer column: what every such source says about itself."""
 
@@ -108,8 +112,11 @@ class RowSource(Settings):
     trace: str | None = Field(None, description="Column with a worked chain of thought, when there is one.")
     row_id: str | None = Field(None, description="Column that names a row; a row whose name is taken goes to quarantine.")
     family: str = Field("file", description="Name for these problems in tables.")
-    answer_type: Literal["text", "number", "integer"] = Field(
-        "text", description="What every answer must be; a row with another goes to quarantine."
+    answer_type: AnswerType = Field(
+        "text", description="How answers are graded; `number` and `integer` also put a row with another answer into quarantine."
+    )
+    grading: str | None = Field(
+        None, description="Column with what the answer's type needs, as a JSON object: `choices`, `relative` and `absolute`, `metadata`."
     )
     max_bad_share: Fraction = Field(0.05, description="Share of unreadable rows past which curation stops.")
 
@@ -399,10 +406,6 @@ class CurriculumConfig(Settings):
         return self
 
 
-AnswerType = Literal["text", "math", "exact", "number", "integer", "multiple_choice", "json_schema", "code", "reasoning_gym"]
-"""How an answer is graded (`stages/rewards/tasks.py`)."""
-
-
 class RewardParts(Settings):
     """Reward parts beside accuracy and format, each with its weight: null leaves a part out, 0 logs it without effect."""
 
@@ -496,9 +499,6 @@ class PolicyGradientConfig(StageConfig):
     )
     save_every: int = Field(10, ge=1, description="Steps between checkpoints a rerun can resume from.", json_schema_extra=PLACEMENT)
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig, description="Which problems a step takes.")
-    answer_type: AnswerType = Field(
-        "text", description="How answers are graded where a problem's row has no `answer_type` of its own; `text`: by exact match."
-    )
     rewards: RewardParts = Field(default_factory=RewardParts, description="Reward parts beside accuracy and format.")
     judge: JudgeConfig | None = Field(None, description="A model that grades in place of the rules, or where they cannot.")
     max_not_graded_share: Fraction = Field(
@@ -614,6 +614,7 @@ class Distillation(SupervisedConfig):
     )
     on_policy_batch: int = Field(64, ge=1, description="Student samples per on-policy step.")
     on_policy_learning_rate: Positive = Field(1e-4, description="Learning rate of the on-policy phase.")
+    max_not_graded_share: Fraction = Field(0.05, description="Share of ungraded samples past which the stage stops.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="How the teacher's completions are drawn.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")
 

@@ -34,17 +34,7 @@ def run(config: ReasoningRL, inputs: Handles, stage_dir: Path, seed: int) -> Sta
     assert isinstance(model, CheckpointRef)
     tokenizer = load_tokenizer(model)
     prompts = [
-        Prompt(
-            render_prompt(tokenizer, row["question"], thinking=True),
-            row["problem_id"],
-            row["question"],
-            row["answer"],
-            True,
-            topic=row.get("family", ""),
-            pass_rate=row.get("pass_rate"),
-            answer_type=row.get("answer_type") or config.answer_type,
-            grading=row.get("grading") or "",
-        )
+        Prompt.of(row, render_prompt(tokenizer, row["question"], thinking=True), thinking=True)
         for row in read_rows(inputs["problems"], columns=("problem_id", "question", "answer"))
     ]
     grader = grader_of(config.judge, stage_dir, seed)

@@ -40,17 +40,7 @@ def run(config: RLHF, inputs: Handles, stage_dir: Path, seed: int) -> StageOutpu
     rows = read_rows(inputs["problems"], columns=("problem_id", "question", "answer"))
     thinking = round(len(rows) * config.thinking_share)
     prompts = [
-        Prompt(
-            render_prompt(tokenizer, row["question"], thinking=index < thinking, flag=index % 2 == 0),
-            row["problem_id"],
-            row["question"],
-            row["answer"],
-            index < thinking,
-            topic=row.get("family", ""),
-            pass_rate=row.get("pass_rate"),
-            answer_type=row.get("answer_type") or config.answer_type,
-            grading=row.get("grading") or "",
-        )
+        Prompt.of(row, render_prompt(tokenizer, row["question"], thinking=index < thinking, flag=index % 2 == 0), thinking=index < thinking)
         for index, row in enumerate(rows)
     ]
     grader = grader_of(config.judge, stage_dir, seed)

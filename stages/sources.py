@@ -49,6 +49,7 @@ class RawRow(NamedTuple):
     unreadable: str | None = None
     row_id: str | None = None
     answer_type: str = "text"
+    grading: str | None = None
 
 
 class Place(NamedTuple):
@@ -107,7 +108,7 @@ def read_source(place: Place) -> Iterator[RawRow]:
     if isinstance(source, ReasoningGymSource):
         yield from _generated(place, source)
         return
-    wanted = [column for column in (source.question, source.answer, source.trace, source.row_id) if column is not None]
+    wanted = [column for column in (source.question, source.answer, source.trace, source.row_id, source.grading) if column is not None]
     columns: set[str] = set()
     has_rows = False
     for number, text, row in _lines(place, source):
@@ -161,14 +162,18 @@ def _raw_row(place: Place, source: Rows, number: int, text: str, row: dict[str, 
     question, answer = row.get(source.question), _number_as_text(row.get(source.answer))
     trace = row.get(source.trace) if source.trace is not None else None
     row_id = _number_as_text(row.get(source.row_id)) if source.row_id is not None else None
-    for what, value in (("question", question), ("answer", answer), ("trace", trace), ("row id", row_id)):
+    grading = row.get(source.grading) if source.grading is not None else None
+    if isinstance(grading, dict):
+        grading = json.dumps(grading, ensure_ascii=False, default=str)
+    texts = (("question", question), ("answer", answer), ("trace", trace), ("row id", row_id), ("grading", grading))
+    for what, value in texts:
         if value is not None and not isinstance(value, str):
             return blank._replace(unreadable=f"the {what} is of type {type(value).__name__}, the rule is text")
     if answer is not None and source.answer_after is not None:
         _, mark, answer = answer.rpartition(source.answer_after)
         if not mark:
             return blank._replace(unreadable=f"the answer holds no {source.answer_after!r}, after which the gold answer stands")
-    return blank._replace(question=question, answer=answer, trace=trace, row_id=row_id, answer_type=source.answer_type)
+    return blank._replace(question=question, answer=answer, trace=trace, row_id=row_id, answer_type=source.answer_type, grading=grading)
 
 
 def _number_as_text(value: Any) -> Any:

@@ -17,7 +17,7 @@ import json
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -394,17 +394,6 @@ def _grade_in_child(out: Connection, code: CodeGrader, program: str, stdin: str,
     out.send(found)
 
 
-def prompts_of(rows: Iterable[dict[str, Any]], answer_type: str = "text") -> list[Prompt]:
-    """Problems as prompts without a text, for their gold answers; `answer_type` is for rows that name none."""
-    return [
-        Prompt(
-            "",
-            row["problem_id"],
-            row["question"],
-            row["answer"],
-            True,
-            answer_type=row.get("answer_type") or answer_type,
-            grading=row.get("grading") or "",
-        )
-        for row in rows
-    ]
+def prompts_of(rows: Iterable[Mapping[str, Any]]) -> list[Prompt]:
+    """Problems as prompts without a text, for their gold answers."""
+    return [Prompt.of(row, "", thinking=True) for row in rows]

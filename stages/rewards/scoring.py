@@ -6,8 +6,8 @@ A rollout that could not be graded has no reward: it is masked wherever rewards 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stages.chat import Reply
 from stages.config import PolicyGradientConfig
@@ -44,6 +44,21 @@ class Prompt(NamedTuple):
     answer_type: str = "text"
     grading: str = ""
     """What the answer's type needs beside the gold answer (`stages/rewards/tasks.py`)."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], text: str, *, thinking: bool) -> Prompt:
+        """The problem of a pool's row, asked with this text."""
+        return cls(
+            text,
+            row["problem_id"],
+            row["question"],
+            row["answer"],
+            thinking,
+            topic=row.get("family") or "",
+            pass_rate=row.get("pass_rate"),
+            answer_type=row.get("answer_type") or "text",
+            grading=row.get("grading") or "",
+        )
 
     @property
     def task(self) -> Task:

@@ -7,6 +7,8 @@
 --   row_id         varchar  the source's own name for the row; null without one
 --   question, answer, trace, family   varchar, spaces around them removed; trace is null without one
 --   scale          bigint   length of the chain a solver needs; 0 when unknown
+--   answer_type    varchar  how answers are graded (stages/rewards/tasks.py)
+--   grading        varchar  what that needs beside the answer, a JSON object; null for nothing
 --   row_text       varchar  the row as it was read
 --   normalised     varchar  question in lower case, every run of white space one space (open-r1)
 --   reason         varchar  the rule the row breaks; null for a good row
@@ -25,6 +27,7 @@ with normalised as (
         row_text,
         unreadable,
         answer_type,
+        grading,
         trim(regexp_replace(lower(question), '[\s\x0b\x1c-\x1f\x85\p{Z}]+', ' ', 'g')) as normalised,
         if(row_id is not null, first_value(row_number) over (partition by pool_order, row_id order by row_number), null) as first_row
     from raw_rows
@@ -32,7 +35,7 @@ with normalised as (
 
 final as (
     select
-        normalised.* exclude (unreadable, answer_type, first_row),
+        normalised.* exclude (unreadable, first_row),
         case
             when unreadable is not null then unreadable
             when normalised is null then 'the question is missing'
