@@ -415,10 +415,9 @@ def recheck(
     name: Annotated[str, typer.Option("--name", help="What the benchmark is called.")] = "added",
     of: Annotated[str, typer.Option("--of", help="The run whose pools are looked through.", metavar="RUN")] = LATEST,
     question: Annotated[str, typer.Option(help="Column of a file that holds the question.")] = "question",
-    answer: Annotated[str, typer.Option(help="Column of a file that holds the answer.")] = "answer",
     as_json: Json = False,
 ) -> None:
-    """Hold the pools of an earlier run against a benchmark that was added later. Changes nothing of the run.
+    """Hold the pools of an earlier run against the questions of a benchmark that was added later. Changes nothing of the run.
 
     Example: posttrain recheck aime.jsonl --name aime --of tiny-3
     """
@@ -426,9 +425,10 @@ def recheck(
         from flows.recheck import described, show
         from flows.recheck import recheck as find_overlap
 
-        found = find_overlap(home_folder(), name, described(source, question, answer), of)
+        found = find_overlap(home_folder(), name, described(source, question), of)
         if as_json:
-            _write({"run": found.record.id, "counts": found.findings.counts.to_pylist(), "hits": found.findings.hits.to_pylist()})
+            counts, hits = found.findings.counts.to_pylist(), found.findings.hits.to_pylist()
+            _write({"run": found.record.id, "rows": found.rows, "compared": found.compared, "counts": counts, "hits": hits})
         else:
             show(found, screen.console)
 
@@ -446,16 +446,16 @@ def review(
     Example: posttrain review tiny; posttrain review tiny --check .posttrain/reviews/cold_start-0123456789ab.jsonl
     """
     with _reported(as_json) as screen:
-        from flows.review import check_review, export_traces, use_of
+        from flows.review import check_of, check_review, export_traces, use_of
 
         home, overrides = home_folder(), set_ or []
         if check is None:
             path, count = export_traces(recipe, overrides, node, home)
             said = f"{count} traces are in {path}\nEdit `decision`, `trace`, `response` or `note`, then check it:\n"
-            said += f"posttrain review {recipe} --check {path}"
+            said += check_of(recipe, overrides, node, path)
         else:
             path, count = check, check_review(recipe, overrides, node, home, check)
-            said = f"{count} traces are kept; train on them: {use_of(recipe, node, path)}"
+            said = f"{count} traces are kept; train on them: {use_of(recipe, overrides, node, path)}"
         if as_json:
             _write({"file": str(path), "traces": count})
         else:

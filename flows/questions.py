@@ -5,7 +5,8 @@ Every table of a stage is a view by the name of its file (`problems`, `dropped`,
 files of `datasets/questions`: one SELECT each, its first line says what it is for and what it takes.
 
 A query sees these files and nothing else: DuckDB may open no other file, no network and no extension, its
-settings are locked, and a text that is not one query is refused before it runs.
+settings are locked, and a text that is not one query is refused before it runs. It runs in a thread, so that
+Ctrl-C ends it at once. Tables and messages show control characters of the data escaped.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from flows.history import Record, find_run, read_runs
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
 
 QUESTIONS = Path(__file__).resolve().parents[1] / "datasets" / "questions"
 Form = Literal["table", "json", "csv"]
+_T = TypeVar("_T")
 _ROWS_SHOWN = 50
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What steers a terminal: control characters except tab and line end, and those that turn the direction of text."""
 _NO_FILES = {"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 2}
 
 
@@ -88,7 +93,7 @@ def tables_of(home: Path, of: str | None = None) -> tuple[Record, dict[str, list
 
 @contextmanager
 def opened(tables: Mapping[str, Sequence[tuple[str, Path]]]) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A database in memory with one view a table, locked to their files."""
+    """A database in memory with one view a table, locked to their files. Raises ArtifactError, naming it, for a file that is damaged."""
     import duckdb
     import pyarrow as pa
 
@@ -96,7 +101,10 @@ def opened(tables: Mapping[str, Sequence[tuple[str, Path]]]) -> Iterator[duckdb.
         files = [(str(path), node) for group in tables.values() for node, path in group]
         database.from_arrow(pa.table({"filename": [file for file, _ in files], "stage": [node for _, node in files]})).create("stage_files")
         for name, group in tables.items():
-            rows = database.read_parquet([str(path) for _, path in group], union_by_name=True, filename=True)
+            try:
+                rows = database.read_parquet([str(path) for _, path in group], union_by_name=True, filename=True)
+            except duckdb.Error as error:
+                raise _damaged(database) or error from error
             rows.join(database.table("stage_files"), "filename").project("stage, * exclude (stage, filename)").create_view(name)
         database.execute("set allowed_paths = ?", [[file for file, _ in files]])
         database.execute("set enable_external_access = false")
@@ -108,7 +116,7 @@ def answer(database: duckdb.DuckDBPyConnection, text: str, values: Sequence[str]
     """Run a named question with its values, or SQL of one query.
 
     Raises ConfigError for another statement, a name that is not known, too many or too few values, and SQL
-    that DuckDB refuses.
+    that DuckDB refuses; ArtifactError for a damaged file. Reading the rows raises the last two as well.
     """
     import duckdb
 
@@ -117,15 +125,57 @@ def answer(database: duckdb.DuckDBPyConnection, text: str, values: Sequence[str]
         statements = duckdb.extract_statements(sql)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise ConfigError(f"{text!r} is not one query; the rule is one SELECT (or DESCRIBE, SUMMARIZE); data is only read here")
-        cursor = database.execute(statements[0], parameters)
+        cursor = _interruptible(database, lambda: database.execute(statements[0], parameters))
     except duckdb.Error as error:
-        raise ConfigError(f"DuckDB refuses the query: {error}. `posttrain sql --tables` lists what can be asked") from error
+        raise _refusal(database, error) from error
     return Found([column[0] for column in cursor.description or ()], _rows(cursor))
 
 
 def _rows(cursor: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
-    while batch := cursor.fetchmany(1024):
-        yield from batch
+    import duckdb
+
+    try:
+        while batch := _interruptible(cursor, lambda: cursor.fetchmany(1024)):
+            yield from batch
+    except duckdb.Error as error:
+        raise _refusal(cursor, error) from error
+
+
+def _interruptible(database: duckdb.DuckDBPyConnection, work: Callable[[], _T]) -> _T:
+    """Do the work in a thread; a KeyboardInterrupt here ends it there."""
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            return pool.submit(work).result()
+        except KeyboardInterrupt:
+            database.interrupt()
+            raise
+
+
+def _refusal(database: duckdb.DuckDBPyConnection, error: duckdb.Error) -> ConfigError | ArtifactError:
+    """What to say of an error of DuckDB: that a file is damaged, if one is, or that the query is wrong."""
+    import duckdb
+
+    by_data = type(error) is duckdb.Error or isinstance(error, duckdb.InvalidInputException | duckdb.IOException | duckdb.InternalException)
+    found = _damaged(database) if by_data else None
+    return found or ConfigError(f"DuckDB refuses the query: {_visible(str(error))}. `posttrain sql --tables` lists what can be asked")
+
+
+def _damaged(database: duckdb.DuckDBPyConnection) -> ArtifactError | None:
+    """The first file that cannot be read to its end as Parquet, as an error that names it."""
+    from pyarrow import ArrowException, parquet
+
+    for path, stage in database.table("stage_files").fetchall():
+        try:
+            with parquet.ParquetFile(path) as file:
+                for _ in file.iter_batches():
+                    pass
+        except (OSError, ArrowException) as error:
+            said = _visible(" ".join(str(error).split()))
+            return ArtifactError(
+                f"{path} cannot be read as Parquet ({said}); a result must stay as its stage made it; "
+                f"make it again: posttrain stage {stage} --force, with the --recipe of the run"
+            )
+    return None
 
 
 def _query(text: str, values: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -164,17 +214,26 @@ def show(found: Found, console: Console, form: Form) -> None:
 
 
 def _show_table(found: Found, console: Console) -> None:
-    table = Table(*(escape(column) for column in found.columns), box=None, header_style="bold", pad_edge=False)
+    table = Table(*(_escaped(column) for column in found.columns), box=None, header_style="bold", pad_edge=False)
     shown = 0
     for row in found.rows:
         if shown == _ROWS_SHOWN:
             break
-        table.add_row(*("" if value is None else escape(str(value)) for value in row))
+        table.add_row(*("" if value is None else _escaped(str(value)) for value in row))
         shown += 1
     more = shown == _ROWS_SHOWN and next(found.rows, None) is not None
     console.print(table if shown else "no rows")
     if more:
         console.print(f"the first {shown} rows; all of them: --csv or --json")
+
+
+def _escaped(text: str) -> str:
+    """Text of the data for a table."""
+    return escape_markup(_visible(text))
+
+
+def _visible(text: str) -> str:
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 def show_tables(

@@ -6,6 +6,9 @@ The edited file is a setting of the node, `review`, and so a part of its fingerp
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from stages.trace_review import apply_review, write_review
 
 _FOLDER = "reviews"
 _NAME_DIGITS = 12
+_PLAIN = re.compile(r"[\w./-]+")
 
 
 def export_traces(recipe: str, overrides: Sequence[str], node: str, home: Path) -> tuple[Path, int]:
@@ -37,9 +41,21 @@ def check_review(recipe: str, overrides: Sequence[str], node: str, home: Path, p
     return len(apply_review(rows, path))
 
 
-def use_of(recipe: str, node: str, path: Path) -> str:
-    """The command that trains on an edited file."""
-    return f"posttrain run {recipe} --set {node}.review={path}"
+def check_of(recipe: str, overrides: Sequence[str], node: str, path: Path) -> str:
+    """The command that checks an edited file, for a shell."""
+    return f"posttrain review {shlex.quote(recipe)} --stage {node}{_set(overrides)} --check {shlex.quote(str(path))}"
+
+
+def use_of(recipe: str, overrides: Sequence[str], node: str, path: Path) -> str:
+    """The command that trains on an edited file with the same settings, for a shell."""
+    text = str(path.absolute())
+    value = text if _PLAIN.fullmatch(text) else json.dumps(text)  # the value of an override is YAML
+    others = [item for item in overrides if not item.startswith(f"{node}.review=")]
+    return f"posttrain run {shlex.quote(recipe)}{_set([*others, f'{node}.review={value}'])}"
+
+
+def _set(overrides: Sequence[str]) -> str:
+    return "".join(f" --set {shlex.quote(item)}" for item in overrides)
 
 
 def _traces(recipe: str, overrides: Sequence[str], node: str, home: Path) -> Ref:
@@ -50,5 +66,6 @@ def _traces(recipe: str, overrides: Sequence[str], node: str, home: Path) -> Ref
         raise ConfigError(f"{checked.name} has no cold start called {node!r}; traces are reviewed for a cold start; it has: {known}")
     results = results_of(make_plan(checked, home))
     if source.node not in results:
-        raise ArtifactError(f"{source} has not finished with these settings; run it first: posttrain stage {source.node} --recipe {recipe}")
+        command = f"posttrain stage {source.node} --recipe {shlex.quote(recipe)}{_set(overrides)}"
+        raise ArtifactError(f"{source} has not finished with these settings; run it first: {command}")
     return take({name: result.outputs for name, result in results.items()}, source)

@@ -59,7 +59,7 @@ def review_traces(
             logger.warning("%s", error)
             said = f"**Not taken:** {error}\n\nMend the file and resume again."
             continue
-        command = use_of(recipe, node, edited)
+        command = use_of(recipe, overrides, node, edited)
         create_markdown_artifact(
             f"{kept} of {count} traces are kept{f', reviewed by {answer.reviewer}' if answer.reviewer else ''}.\n\n    {command}\n",
             key=f"review-{node.replace('_', '-')}",

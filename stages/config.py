@@ -98,7 +98,7 @@ class RowSource(Settings):
     """Problems from rows with a question and an answer column: what every such source says about itself."""
 
     id: str | None = Field(
-        None, pattern=r"^[\w.-]+$", description="Name of the source in tables; without it its place and its file's name."
+        None, min_length=1, pattern=r"^[\w.-]+$", description="Name of the source in tables; without it its place and its file's name."
     )
     revision: str | None = Field(
         None, description="Pinned revision: of a hub data set its commit; of a file its SHA-256, which is then checked.", min_length=7
@@ -110,10 +110,12 @@ class RowSource(Settings):
         None, min_length=1, description="Mark in the answer column after which the gold answer stands, for instance ####."
     )
     trace: str | None = Field(None, description="Column with a worked chain of thought, when there is one.")
-    row_id: str | None = Field(None, description="Column that names a row; a row whose name is taken goes to quarantine.")
-    family: str = Field("file", description="Name for these problems in tables.")
+    row_id: str | None = Field(None, description="Column that names a row; a row whose name is taken goes to quarantine. Empty is none.")
+    family: str = Field("file", min_length=1, description="Name for these problems in tables.")
     answer_type: AnswerType = Field(
-        "text", description="How answers are graded; `number` and `integer` also put a row with another answer into quarantine."
+        "text",
+        description="How answers are graded; `number` and `integer` also put a row with another answer into quarantine. "
+        "As an integer counts 5.0 of a column of floats.",
     )
     grading: str | None = Field(
         None, description="Column with what the answer's type needs, as a JSON object: `choices`, `relative` and `absolute`, `metadata`."
@@ -127,6 +129,10 @@ class FileSource(RowSource):
     kind: Literal["file"] = "file"
     path: Path = Field(description="A .jsonl, .parquet or .csv file.")
 
+    def files(self) -> tuple[Path, ...]:
+        """The file."""
+        return (self.path,)
+
 
 class DuckDBSource(RowSource):
     """A table of a DuckDB file."""
@@ -135,6 +141,11 @@ class DuckDBSource(RowSource):
     path: Path = Field(description="The database file; it is opened read-only.")
     table: str = Field(description="Table or view that holds the rows.")
 
+    def files(self) -> tuple[Path, ...]:
+        """The database file, and its write-ahead log when there is one: DuckDB reads both."""
+        log = self.path.with_name(f"{self.path.name}.wal")
+        return (self.path, log) if log.is_file() else (self.path,)
+
 
 class HuggingFaceSource(RowSource):
     """A data set in the form of Hugging Face: a folder, or a name on the hub. Code that comes with a data set is never run."""
@@ -142,7 +153,7 @@ class HuggingFaceSource(RowSource):
     kind: Literal["huggingface"] = "huggingface"
     name: str = Field(description="A local folder (of `save_to_disk`, or of data files), or a hub name such as org/name.")
     configuration: str | None = Field(None, description="Configuration (subset) of the data set.")
-    split: str = Field("train", description="Split to read.")
+    split: str = Field("train", description="Split to read; a saved data set without splits that names its own must be of that one.")
 
     @model_validator(mode="after")
     def _hub_name_is_pinned(self) -> HuggingFaceSource:
@@ -231,7 +242,8 @@ class Curation(StageConfig):
     )
     near_duplicate_similarity: Fraction = Field(
         0.9,
-        description="Jaccard similarity of word 5-grams from which a later question with the same numbers and signs is dropped; 0: off.",
+        description="Jaccard similarity of word 5-grams from which a later question with the same numbers, signs and answer is dropped: "
+        "0.5 to 1; 0: off.",
     )
     twins_kept: int = Field(0, ge=0, description="Most problems kept that differ in their numbers only; 0 keeps all and only reports them.")
     decontamination: Decontamination = Field(default_factory=Decontamination, description="Which overlap with a benchmark counts.")
@@ -260,6 +272,15 @@ class Curation(StageConfig):
         return content | found
 
     @model_validator(mode="after")
+    def _near_duplicates_can_be_found(self) -> Curation:
+        if 0 < self.near_duplicate_similarity < 0.5:
+            raise ValueError(
+                f"near_duplicate_similarity is {self.near_duplicate_similarity:g}; the rule is 0.5 to 1, or 0 for off; "
+                "questions less alike are found by too few MinHashes"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shares_fit(self) -> Curation:
         total = sum(pool.share for pool in self.pools.values())
         if total > 1 + 1e-9:
@@ -268,9 +289,8 @@ class Curation(StageConfig):
 
     def files(self) -> tuple[Path, ...]:
         every = [*self.sources, *(source for group in self.benchmarks.values() for source in group)]
-        single = tuple(source.path for source in every if isinstance(source, FileSource | DuckDBSource))
-        folders = tuple(path for source in every if isinstance(source, HuggingFaceSource) for path in source.files())
-        return single + folders + self.decontamination.files()
+        rows = tuple(path for source in every if not isinstance(source, ReasoningGymSource) for path in source.files())
+        return rows + self.decontamination.files()
 
 
 def _described(path: Path, name: str) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 What      Loads every source into a DuckDB database, puts rows that cannot be used in quarantine, and runs
           the SQL in `datasets/sql` in order: normalise, drop kinds of problems that cannot be graded, drop
-          duplicates and near-duplicates, take the benchmarks, drop training problems that overlap them,
-          deal the rest to pools. Every dropped row keeps its rule, the evidence and the other problem.
+          duplicates and near-duplicates, take the benchmarks, drop training problems that overlap them or what
+          their data offers beyond, deal the rest to pools. Every dropped row keeps its rule, the evidence and the
+          other problem.
 Reads     Nothing from other stages: reasoning-gym families, files, DuckDB tables, Hugging Face data sets.
 Writes    `data/`: one Parquet file a pool and `benchmarks.parquet`; for review `problems`, `dropped`, `quarantine`,
           `contamination` (both texts of each hit), `contamination_counts`, `numbered_twins`, `sources`,
@@ -11,7 +12,7 @@ Writes    `data/`: one Parquet file a pool and `benchmarks.parquet`; for review 
 Papers    Kimi k1.5 (arXiv 2501.12599, 2.1) and Qwen3 (arXiv 2505.09388, 4.1) for the kinds of problems that are
           dropped; MinHash as in Lee et al. (arXiv 2107.06499); decontamination: `stages/decontamination.py`.
 Differs   Near-duplicates must share all numbers and signs, since problems of one kind differ in nothing
-          else; questions that differ in numbers only are listed, and dropped on request alone. Kinds are
+          else, and the answer; questions that differ in numbers only are listed, and dropped on request alone. Kinds are
           found by rules where the papers ask a model; what the rules miss is measured on labelled problems.
 """
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 DATASETS = Path(__file__).resolve().parents[1] / "datasets"
 STAGING = ("stg_rows", "quarantine", "stg_problems", "stg_source_counts")
 DUPLICATES = ("int_exclusions", "int_training_copies")
-PROBLEMS = ("int_repeats", "int_training_problems", "int_benchmark_candidates", "int_benchmark_problems")
+PROBLEMS = ("int_repeats", "int_training_problems", "int_benchmark_candidates", "int_benchmark_problems", "int_held_out_problems")
 CONTAMINATION = ("int_contamination",)
 MARTS = (
     "benchmarks",
@@ -133,8 +134,10 @@ def prepare(database: duckdb.DuckDBPyConnection, config: Curation, seed: int) ->
     kind = pa.schema({"rule": text, "place": pa.int64()})
     overlap = pa.schema({"rule": text, "place": pa.int64(), "drops": pa.bool_()})
     rules = [("same_question", True), *((rule, rule in config.decontamination.drop) for rule in config.decontamination.rules)]
+    generated = [place.name for place in sources_in_order(config, seed) if isinstance(place.source, ReasoningGymSource)]
     relations = {
         "raw_rows": _raw_table([]),
+        "generated_sources": pa.table({"source": pa.array(generated, text)}),
         "settings": pa.Table.from_pylist([settings]),
         "pool_shares": pa.Table.from_pylist(shares, schema=share),
         "excluded_kinds": pa.Table.from_pylist([{"rule": rule, "place": place} for place, rule in enumerate(config.exclude)], schema=kind),
@@ -175,7 +178,7 @@ def build_problems(database: duckdb.DuckDBPyConnection, config: Curation, record
     build(database, "intermediate", DUPLICATES)
     near = find_near_duplicates(
         database.sql(
-            "select problem_id, folded, signs from int_training_copies where copy = 1 order by pool_order, row_number"
+            "select problem_id, folded, signs, answer from int_training_copies where copy = 1 order by pool_order, row_number"
         ).to_arrow_table(),
         config.near_duplicate_similarity,
         lambda done, total: recorder.progress(done, total, "question"),
@@ -185,7 +188,7 @@ def build_problems(database: duckdb.DuckDBPyConnection, config: Curation, record
     training = database.table("int_training_problems").select("problem_id", "question", "family", "source")
     found = find_overlap(
         lambda: training.to_arrow_reader(_BATCH_ROWS),
-        table_of(database, "int_benchmark_problems"),
+        table_of(database, "int_held_out_problems"),
         config.decontamination,
         ngram=config.decontamination_ngram,
         candidates=table_of(database, "int_benchmark_candidates"),
@@ -193,7 +196,8 @@ def build_problems(database: duckdb.DuckDBPyConnection, config: Curation, record
     database.from_arrow(found.hits).create("contamination_hits")
     database.from_arrow(found.counts).create("contamination_totals")
     build(database, "intermediate", CONTAMINATION)
-    return {"near_duplicates/compared": float(near.compared), "near_duplicates/uncompared": float(near.uncompared)}
+    counts = {"other_answer": near.other_answer, "compared": near.compared, "uncompared": near.uncompared}
+    return {f"near_duplicates/{name}": float(count) for name, count in counts.items()}
 
 
 def build(database: duckdb.DuckDBPyConnection, layer: str, models: tuple[str, ...]) -> None:

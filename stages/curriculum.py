@@ -88,7 +88,11 @@ class Curriculum(NamedTuple):
         return tuple(self._after(standing, *results[index]) if index in results else standing for index, standing in enumerate(standings))
 
     def choose(self, standings: Sequence[Standing], step: int) -> list[Draw]:
-        """The `per_step` problems of a step, all different. `step` counts from 0."""
+        """The `per_step` problems of a step. `step` counts from 0.
+
+        All different, but for one case: where problems are taken in turn and a pass ends within a step, the
+        next pass may begin with one that the step holds already.
+        """
         if self._is_uniform(step) and self._takes_turns:
             return self._in_turn(standings, step)
         if self.config.order == "easy_to_hard":

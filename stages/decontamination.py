@@ -2,7 +2,8 @@
 
 What      `find` streams training questions past the benchmarks and gives hits with their evidence, and counts.
           `recheck` does the same for pools that exist already, when a benchmark is added later.
-Rules     same_question  equal after normalisation, whatever the length (equal problem_id); always on
+Rules     same_question  equal after normalisation, whatever the length (equal problem_id, or equal folded text, as
+                         duplicates are found); always on
           open_r1        any shared run of 8 words; lower case, split at white space (open-r1, scripts/decontaminate.py)
           r1             any shared run of 10 words (arXiv 2501.12948, SI D.1); it states no normalisation, so open-r1's
           gpt3           any shared run of 13 words; ASCII lower case, punctuation deleted, split at white space
@@ -35,6 +36,7 @@ from pyarrow import compute
 
 from stages.config import Decontamination
 from stages.errors import DataError
+from stages.near_duplicates import fold
 from stages.ngrams import MARKS_APART, PLAIN, UNPUNCTUATED, NgramRule, SharedNgrams, runs_of
 
 if TYPE_CHECKING:
@@ -201,15 +203,17 @@ def masked(question: str) -> str:
 
 
 def _same_question(benchmarks: pa.Table) -> Finder:
-    where: dict[str, list[int]] = defaultdict(list)
-    for index, problem in enumerate(benchmarks["problem_id"].to_pylist()):
-        where[problem].append(index)
-    wanted = pa.array(list(where), pa.string())
+    by_id: dict[str, list[int]] = defaultdict(list)
+    by_text: dict[str, list[int]] = defaultdict(list)
+    for index, (problem, question) in enumerate(zip(*(benchmarks[name].to_pylist() for name in ("problem_id", "question")), strict=True)):
+        by_id[problem].append(index)
+        if folded := fold(question):
+            by_text[folded].append(index)
 
     def found(piece: pa.RecordBatch) -> Iterator[tuple[int, Mapping[int, Evidence]]]:
-        ids = piece["problem_id"]
-        for row in np.flatnonzero(compute.is_in(ids, value_set=wanted).to_numpy(zero_copy_only=False)).tolist():
-            yield row, dict.fromkeys(where[ids[row].as_py()], Evidence())
+        for row, (problem, question) in enumerate(zip(piece["problem_id"].to_pylist(), piece["question"].to_pylist(), strict=True)):
+            if same := [*by_id.get(problem, ()), *by_text.get(fold(question), ())]:
+                yield row, dict.fromkeys(same, Evidence())
 
     return found
 

@@ -2,8 +2,8 @@
 
 What      `fold` makes a question's text comparable. `find` pairs every question with an earlier one that
           it repeats: their sets of word 5-grams have at least the given Jaccard similarity, and their
-          numbers and signs are the same in the same order. A question with other numbers is another
-          question, however alike the words are.
+          numbers and signs are the same in the same order, and so are their answers. A question with other
+          numbers, or with another answer, is another question, however alike the words are.
 How       rensa makes the MinKeys. Questions share a bucket when a band of MinKeys and the numbers and
           signs agree; each is held against the questions before it in the bucket, at most `COMPARED`, so that the
           work grows as n log n whatever the data. Every pair is verified on its 5-grams before it counts.
@@ -33,26 +33,35 @@ RECALL = 0.99
 """Least share of pairs at the threshold that some band must bring together."""
 COMPARED = 8
 """Questions before it that a question is compared with in each of its buckets."""
+_PAIRS = pa.schema({"problem_id": pa.string(), "other_problem_id": pa.string(), "similarity": pa.float64()})
 _SEED = 42
 _BATCH = 4096
 _PAD = ["\x02"] * (SHINGLE_WORDS - 1)
 """Words before and after a text, so that every word of it stands in as many runs as every other."""
 
-_SUPERSCRIPTS = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿⁱ]+")
-_SUBSCRIPTS = re.compile("[₀-₉₊₋]+")
+
+def _decomposed(kind: str) -> re.Pattern[str]:
+    """Runs of the characters that Unicode decomposes as `kind`; all of them lie below U+20000."""
+    return re.compile(f"[{''.join(chr(code) for code in range(0xA0, 0x20000) if unicodedata.decomposition(chr(code)).startswith(kind))}]+")
+
+
+_SUPERSCRIPTS = _decomposed("<super>")
+_SUBSCRIPTS = _decomposed("<sub>")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff]")
 _ALIKE = str.maketrans({"−": "-", "‐": "-", "‑": "-", "–": "-", "—": "-", "×": "*", "⋅": "*", "·": "*", "÷": "/", "’": "'", "‘": "'"})
-_QUOTES = re.compile("[\"“”„«»`]|(?<![^\\s(])'|'(?![^\\s).,;:?])")
-_STOPS = re.compile(r"[.,;:?…]+(?=\s|$)|[¿¡]")
-_HYPHENS = re.compile(r"(?<=[^\W\d_]{2})-(?=[^\W\d_]{2})")
+_QUOTES = re.compile('["“”„«»¿¡]')
+_APOSTROPHES = re.compile("['`]+")
+_STOPS = re.compile(r"[.,;:?…](?<=[^\s.,;:?…].)[.,;:?…]*+(?=\s)")  # begins where no stop stands before: linear in the text
+_HYPHENS = re.compile(r"-(?<=[^\W\d_]{2}-)(?=[^\W\d_]{2})")
 
 
 def fold(text: str) -> str:
     """A question's text in the form in which equal questions are equal.
 
     Unicode form NFKC, no case, no invisible characters, one space for any white space, no quotation
-    marks, no hyphens within words, no punctuation that ends a word. What carries a value stays: signs,
-    points within numbers, `!`, brackets; a superscript becomes `^`, so that 2³ is not 23.
+    marks, no hyphens within words, no punctuation that ends a word or the text. What carries a value stays:
+    signs, points within numbers and between spaces, `!`, brackets, an apostrophe that closes no quotation
+    (f'); a superscript becomes `^`, a subscript `_`, so that 2³ is not 23. Work is linear in the length.
     """
     if not text.isascii():
         text = _SUPERSCRIPTS.sub(lambda found: "^" + unicodedata.normalize("NFKC", found[0]), text)
@@ -61,8 +70,25 @@ def fold(text: str) -> str:
         text = unicodedata.normalize("NFKC", text.casefold())
     else:
         text = text.lower()
-    text = _HYPHENS.sub(" ", _QUOTES.sub("", text))
-    return " ".join(_STOPS.sub("", text).split())
+    text = _HYPHENS.sub(" ", _unquoted(_QUOTES.sub("", text)))
+    return " ".join(_STOPS.sub("", text).split()).rstrip(" .,;:?…")
+
+
+def _unquoted(text: str) -> str:
+    """The text without apostrophes that open a word, and without those that end one while a quotation is open."""
+    is_open = False
+
+    def kept(found: re.Match[str]) -> str:
+        nonlocal is_open
+        before, after = text[max(found.start() - 1, 0) : found.start()], text[found.end() : found.end() + 1]
+        opens = "`" in found[0] or not before or before.isspace() or before == "("
+        ends = after in ").,;:?" or after.isspace()
+        is_quote = opens or (ends and is_open)
+        if is_quote:
+            is_open = opens
+        return "" if is_quote else found[0]
+
+    return _APOSTROPHES.sub(kept, text)
 
 
 class Found(NamedTuple):
@@ -70,6 +96,8 @@ class Found(NamedTuple):
 
     pairs: pa.Table
     """problem_id, other_problem_id (an earlier question), similarity (Jaccard): one row for each question that repeats another."""
+    other_answer: int
+    """Questions as alike to an earlier one, but to none with the same answer."""
     compared: int
     """Pairs that were verified."""
     uncompared: int
@@ -79,8 +107,10 @@ class Found(NamedTuple):
 def find(texts: pa.Table, similarity: float, progress: Callable[[int, int], None] = lambda _done, _total: None) -> Found:
     """Pair every question with the most similar earlier one that it repeats.
 
-    texts: columns problem_id, folded, signs; in the order in which questions win. similarity: 0.5 to 1.
+    texts: columns problem_id, folded, signs, answer; in the order in which questions win. similarity: 0.5 to 1, or 0 for no pairs.
     """
+    if not similarity:
+        return Found(_PAIRS.empty_table(), 0, 0, 0)
     bands, width = banding(similarity)
     keys = np.empty((bands, texts.num_rows), np.uint64)
     done = 0
@@ -91,17 +121,19 @@ def find(texts: pa.Table, similarity: float, progress: Callable[[int, int], None
     later, earlier, uncompared = _candidates(keys)
     del keys
     best: dict[int, tuple[float, int]] = {}
-    signs = texts["signs"]
+    others: set[int] = set()
+    signs, answers = texts["signs"], texts["answer"]
     for one, other in zip(later.tolist(), earlier.tolist(), strict=True):
         if signs[one].equals(signs[other]):
             value = jaccard(*(shingles(texts["folded"][index].as_py()) for index in (one, other)))
-            if value >= similarity and value > best.get(one, (0.0, 0))[0]:
+            if value >= similarity and not answers[one].equals(answers[other]):
+                others.add(one)
+            elif value >= similarity and value > best.get(one, (0.0, 0))[0]:
                 best[one] = value, other
     ids = texts["problem_id"]
     rows = [(ids[one].as_py(), ids[other].as_py(), value) for one, (value, other) in sorted(best.items())]
-    schema = pa.schema({"problem_id": pa.string(), "other_problem_id": pa.string(), "similarity": pa.float64()})
-    pairs = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-    return Found(pairs, len(later), uncompared)
+    pairs = pa.Table.from_pylist([dict(zip(_PAIRS.names, row, strict=True)) for row in rows], _PAIRS)
+    return Found(pairs, len(others - best.keys()), len(later), uncompared)
 
 
 def shingles(folded: str) -> set[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from stages.artifacts import CheckpointRef, Handles, StageOutput
 from stages.config import RejectionSampling
 from stages.records import Recorder
-from stages.response_filters import Trace, faults_of
+from stages.response_filters import MARKERS, Trace, faults_of
 from stages.rewards.grading import Verdict
 from stages.rewards.rewards import format_reward
 from stages.rollouts.answers import Answer, Question, ask, require_graded
@@ -45,7 +45,7 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
         )
     require_graded(answers, config.max_not_graded_share)
     rows = []
-    dropped: dict[str, int] = dict.fromkeys(config.filters, 0)
+    dropped: dict[str, int] = dict.fromkeys((MARKERS, *config.filters), 0)
     for index in range(len(problems)):
         tried = answers[index * config.attempts : (index + 1) * config.attempts]
         kept: dict[str | None, Answer] = {}
@@ -74,7 +74,7 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
         **{f"rejection/dropped/{name}": float(count) for name, count in dropped.items()},
     }
     recorder.metrics(0, metrics)
-    filtered = f" (filters dropped {sum(dropped.values())})" if config.filters else ""
+    filtered = f" (filters dropped {sum(dropped.values())})" if any(dropped.values()) else ""
     rule = f"none of {len(answers)} samples was right, finished and well-formed{filtered}; check the model's evaluation before this stage"
     return StageOutput(outputs={"traces": write_rows(rows, stage_dir, "traces", empty_rule=rule)}, metrics=metrics)
 

@@ -1,6 +1,7 @@
 """Which worked traces are fit to learn from: Qwen3's six rules and R1's readability rules, as pure functions.
 
-Each rule takes text and gives the reason to drop it, or None. The papers name the rules (Qwen3, arXiv
+Each rule takes text and gives the reason to drop it, or None. `markers` is always on: text with a chat marker would
+be read as another turn, or as the end of the thinking. The papers name the rules (Qwen3, arXiv
 2505.09388, 4.1; R1, arXiv 2501.12948, 2.3.1 and 2.3.3) and publish neither wording nor limits, so the
 wording here and the limits (`ResponseFilterLimits`) are ours.
 """
@@ -13,12 +14,15 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
-from stages.chat import Reply
+from stages.chat import CHAT_MARKERS, THINK_TOKENS, Reply
 from stages.config import ResponseFilter, ResponseFilterLimits
 from stages.rewards.grading import Verdict, boxed_answers, grade, normalise
 
+MARKERS = "markers"
+"""Name of the rule that no setting turns off."""
 Runs = frozenset[tuple[str, ...]]
 """The runs of consecutive words of a text."""
 
@@ -26,15 +30,32 @@ _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _TOKEN = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W\d_{_UNSPACED}]+")
 _FORMULA = re.compile(r"```.*?```|`[^`\n]*`|\$[^$]*\$|\\[A-Za-z]+", re.DOTALL)
-_GUESS = re.compile(
-    r"\b(?:just|wildly|randomly|simply) guess(?:ing|ed)?\b|\b(?:i|i'll|i will|let me|let's|we'll|i'd|have to|must) guess\b"
-    r"|\b(?:wild|random|lucky|blind|pure) guess(?:work|es)?\b|\bmy (?:best )?guess is\b|\bat random\b|\brandomly (?:pick|choose|select)\w*"
-    r"|\b(?:have|had) no (?:idea|clue)\b|\bnot sure,? (?:so|but) (?:i'll|i will|let's) (?:say|go with|pick)\b"
-    r"|瞎猜|乱猜|随便猜|猜一个|蒙一个",
-    re.IGNORECASE,
+_WRITER = (
+    r"(?<!\bif )(?<!\bwhen )(?<!\bsuppose )\b(?:i|we)"
+    r"(?:'ll|'m|'re|'d|'ve| will| am| are| would| must| have to| had to| can only| could only)?"
 )
+_HOW = r"(?: (?:just|only|simply|wildly|randomly|blindly|merely|really|still|be|making|take|make|taking|hazard))*"
+_GUESS = re.compile(
+    rf"{_WRITER}{_HOW} (?:an? (?:\w+ )?)?guess(?:ed|ing|work)?\b|\b(?:let me|let's){_HOW} (?:an? (?:\w+ )?)?guess\b"
+    r"|\bmy (?:best )?guess is\b|\b(?:this|that|it|mine)(?: is|'s)(?: just| only| but)? an? (?:\w+ )?guess\b"
+    r"|(?:^|[.;,!?]\s*)(?:just|wildly|simply|wild|random|lucky|blind|pure) guess(?:ing|work)?(?=\s*(?:[:,.;!]|$))"
+    r"|(?:\bso,? i|\bi'll|\bi will|\blet me|\bi'd|\bi (?:must|have to|can only))(?: just| simply)?"
+    r" (?:randomly (?:pick|choose|select)|(?:pick|choose|select|answer)\b[^.\n]{0,30}? at random)\b"
+    rf"|{_WRITER}{_HOW}(?: have| had)? no (?:idea|clue)\b|(?:^|[.;,!?]\s*)no (?:idea|clue)\b"
+    r"|\bnot sure,? (?:so|but) (?:i'll|i will|let's) (?:say|go with|pick)\b"
+    r"|瞎猜|乱猜|随便猜|猜一个|蒙一个",
+    re.IGNORECASE | re.MULTILINE,
+)
+_NUMBER = re.compile(
+    r"(?:(?<![\w.\-])|(?<=[\w)]-)|(?<=[\w)] - ))"  # a minus between numbers is no sign
+    r"-?(?:\\frac\{-?\d+\}\{\d+\}|\d+/\d+|\d+(?:\.\d+)?)"
+    r"(?!\w|\.\d|\s*[-+*/×·^=]\s*[-\d(])"
+)
+"""A number that a text gives: neither part of another one nor an operand or left of an equals sign."""
+_DIGITS = r"\d{1,300}"
 _REPEATED_RUN, _LIKENESS_RUN = 8, 3
 _TAIL_LINES, _TAIL_CHARACTERS = 2, 300
+_ENDING_LINES = 10
 
 
 class Trace(NamedTuple):
@@ -49,8 +70,13 @@ class Trace(NamedTuple):
 def faults_of(
     trace: Trace, filters: Sequence[ResponseFilter], limits: ResponseFilterLimits, validation: Mapping[str, Runs] | None = None
 ) -> dict[str, str]:
-    """The filters that drop a trace, each with its reason; empty when it passes. `validation` is what `likeness_runs` gives."""
-    found = {name: _fault(name, trace, limits, validation or {}) for name in filters}
+    """The filters that drop a trace, each with its reason, `markers` before those that are asked for; empty when it passes.
+
+    `validation` is what `likeness_runs` gives.
+    """
+    marker = chat_marker(trace.thinking) or chat_marker(trace.response)
+    found = {MARKERS: None if marker is None else f"holds the chat marker {marker}"}
+    found |= {name: _fault(name, trace, limits, validation or {}) for name in filters}
     return {name: reason for name, reason in found.items() if reason is not None}
 
 
@@ -72,6 +98,11 @@ def _fault(name: ResponseFilter, trace: Trace, limits: ResponseFilterLimits, val
             return long_paragraph(trace.thinking, limits.max_paragraph_words)
         case "code_blocks":
             return "the thinking holds a code block" if "```" in trace.thinking else None
+
+
+def chat_marker(text: str) -> str | None:
+    """The first of the chat template's markers that a text holds."""
+    return next((marker for marker in (*CHAT_MARKERS, *THINK_TOKENS) if marker in text), None)
 
 
 def wrong_answer(response: str, gold: str) -> str | None:
@@ -101,6 +132,7 @@ def guesswork(thinking: str, response: str) -> str | None:
     """Qwen3 (3): no plain guessing: an answer without any thinking, or one that says so where it ends.
 
     A guess on the way that is checked later does not count: only the end of the thinking and the response are read.
+    Nor does chance in the problem's own matter ("Ann picks at random"): the writer must be the one who guesses.
     """
     if not _TOKEN.search(thinking):
         return "an answer without thinking"
@@ -111,8 +143,9 @@ def guesswork(thinking: str, response: str) -> str | None:
 def disagreement(thinking: str, response: str) -> str | None:
     """Qwen3 (4): the thinking must end in the answer that the response gives.
 
-    The last box of the thinking decides; without one, the answer must stand in its last two lines. A response
-    without one boxed answer says nothing that could be compared: the rule `answer` is for that.
+    The last box of the thinking decides; without one, the answer must stand in its last paragraph or its last ten
+    lines. Numbers are compared as numbers (1/2, 0.5, \\dfrac{1}{2}). A response without one boxed answer says nothing
+    that could be compared: the rule `answer` is for that.
     """
     given = boxed_answers(response)
     if not given or len(given) != 1:
@@ -120,25 +153,27 @@ def disagreement(thinking: str, response: str) -> str | None:
     answer, reached = normalise(given[0]), boxed_answers(thinking)
     if reached:
         last = normalise(reached[-1])
-        return None if last == answer else f"the thinking ends in {last[:40]!r}, the response in {answer[:40]!r}"
-    return None if _states(_tail(thinking), answer) else f"the end of the thinking does not hold {answer[:40]!r}"
+        return None if _same(last, answer) else f"the thinking ends in {last[:40]!r}, the response in {answer[:40]!r}"
+    return None if _states(_ending(thinking), answer) else f"the end of the thinking does not hold {answer[:40]!r}"
 
 
 def mixed_language(question: str, text: str, max_foreign_share: float) -> str | None:
     """Qwen3 (5), R1: the trace keeps to the script of the question; formulas, code and single Latin letters do not count.
 
-    Two languages of one script (English, French) are not told apart.
+    For a question without words it is the script of most words of the trace. Two languages of one script
+    (English, French) are not told apart.
     """
-    wanted = _scripts(question)
     found = _scripts(text)
-    if not wanted or not found:
+    if not found:
         return None
-    home = wanted.most_common(1)[0][0]
+    wanted = _scripts(question)
+    home = (wanted or found).most_common(1)[0][0]
     share = 1 - found[home] / found.total()
     if share <= max_foreign_share:
         return None
     other = next(script for script, _ in found.most_common() if script != home)
-    return f"{share:.1%} of its words are not in the question's script ({other.lower()} beside {home.lower()})"
+    whose = "the question's" if wanted else "its main"
+    return f"{share:.1%} of its words are not in {whose} script ({other.lower()} beside {home.lower()})"
 
 
 def likeness_runs(questions: Sequence[str]) -> dict[str, Runs]:
@@ -177,16 +212,48 @@ def _tail(thinking: str) -> str:
     return "\n".join(lines[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]
 
 
+def _ending(thinking: str) -> str:
+    """The last paragraph or the last ten lines, whichever is more."""
+    text = thinking.rstrip()
+    lines = [line for line in text.splitlines() if line.strip()]
+    return max(re.split(r"\n[^\S\n]*\n", text)[-1], "\n".join(lines[-_ENDING_LINES:]), key=len)
+
+
+def _value(text: str) -> Fraction | None:
+    """A plain number, a decimal one or a simple fraction as a number; None for everything else."""
+    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", re.sub(r"\s*([/{}])\s*", r"\1", _one_fraction(text).strip()))
+    found = re.fullmatch(
+        rf"([+-]?)(?:({_DIGITS}(?:\.{_DIGITS})?|\.{_DIGITS})|({_DIGITS})/({_DIGITS})|\\frac{{(-?{_DIGITS})}}{{({_DIGITS})}})", plain
+    )
+    if found is None:
+        return None
+    sign, number, *pairs = found.groups()
+    top, bottom = (number, "1") if number else next(pair for pair in (pairs[:2], pairs[2:]) if pair[0])
+    if not Fraction(bottom):
+        return None
+    return (-1 if sign == "-" else 1) * Fraction(top) / Fraction(bottom)
+
+
+def _one_fraction(text: str) -> str:
+    return re.sub(r"\\[dt]frac(?![A-Za-z])", r"\\frac", text)
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two answers are the same number, or the same text."""
+    value = _value(one)
+    return value == _value(other) if value is not None else _one_fraction(one) == _one_fraction(other)
+
+
 def _states(text: str, answer: str) -> bool:
     """Whether a text gives an answer: a number that is neither part of another one nor an operand or left of an equals sign;
     another answer without regard to spaces and case.
     """
-    if not re.fullmatch(r"-?\d+(\.\d+)?", answer):
-        return "".join(answer.split()).casefold() in "".join(text.split()).casefold()
-    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text.replace("\u2212", "-"))
-    before = r"(?:(?<![\w.\-])|(?<=[\w)]-)|(?<=[\w)] - ))"  # a minus between numbers is no sign
-    after = r"(?!\w|\.\d|\s*[-+*/×·^=]\s*[-\d(])"
-    return re.search(f"{before}{re.escape(answer)}{after}", plain) is not None
+    wanted = _value(answer)
+    if wanted is None:
+        given, stated = ("".join(_one_fraction(each).split()).casefold() for each in (answer, text))
+        return given in stated
+    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", _one_fraction(text.replace("\u2212", "-")))
+    return any(_value(found.group()) == wanted for found in _NUMBER.finditer(plain))
 
 
 def _scripts(text: str) -> Counter[str]:

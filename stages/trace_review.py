@@ -1,7 +1,8 @@
 """People review reference traces: export as JSONL, edit, and take the edited file back, checked.
 
 One line a trace. A reviewer changes `decision` (`keep` or `drop`), `trace`, `response` and `note`, and nothing
-else. `digest` is that of the trace as exported, so a file made for other data is refused, not misread.
+else. `digest` is that of the trace as exported, so a file made for other data is refused, not misread. Lines end
+at a line feed only; other line separators of Unicode are written escaped, and a byte order mark is passed over.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stages.errors import DataError
+from stages.response_filters import chat_marker
+
+_SEPARATORS = {ord(separator): f"\\u{ord(separator):04x}" for separator in "\x85\u2028\u2029"}
+"""Line separators that JSON may hold as they are, and their escapes."""
 
 
 class ReviewedTrace(BaseModel):
@@ -56,8 +61,8 @@ def write_review(rows: Sequence[Mapping[str, Any]], path: Path) -> int:
         raise DataError(f"none of {len(rows)} problems has a trace; there is nothing to review; set `trace` in the source")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write("\n".join(lines.values()) + "\n")
+        with path.open("x", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{line.translate(_SEPARATORS)}\n" for line in lines.values())
     except FileExistsError:
         pass
     return len(lines)
@@ -67,7 +72,8 @@ def apply_review(rows: Sequence[Mapping[str, Any]], path: Path) -> list[dict[str
     """The rows that a review file keeps, with its edits, in the order of `rows`; rows that it does not hold are left out.
 
     Raises DataError, naming the line, for what cannot be read, for a trace that is not among the rows
-    (the data changed since the export), for one that stands twice, and for a changed question, answer or id.
+    (the data changed since the export), for one that stands twice, for a changed question, answer or id, and for
+    one that is kept and holds a chat marker.
     """
     known = {digest_of_trace(row): row for row in rows if row["trace"]}
     kept: dict[str, dict[str, Any]] = {}
@@ -97,6 +103,11 @@ def apply_review(rows: Sequence[Mapping[str, Any]], path: Path) -> list[dict[str
                 )
         seen.add(reviewed.digest)
         if reviewed.decision == "keep":
+            if (marker := chat_marker(reviewed.trace) or chat_marker(reviewed.response)) is not None:
+                raise DataError(
+                    f"{where}: the trace of problem {reviewed.problem_id!r} holds the chat marker {marker}; the chat template alone "
+                    "writes those; take it out of trace and response, or drop the trace"
+                )
             kept[reviewed.digest] = {**row, "trace": reviewed.trace, "response": reviewed.response or None}
     if not kept:
         raise DataError(f"{path}: none of {len(seen)} reviewed traces is kept; cold start needs at least one")
@@ -105,6 +116,6 @@ def apply_review(rows: Sequence[Mapping[str, Any]], path: Path) -> list[dict[str
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({error}); give the JSONL file that was exported and edited") from error

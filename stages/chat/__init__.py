@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from typing import Any, NamedTuple, Protocol
 
 CHAT_MARKERS = ("<|im_start|>", "<|im_end|>")
 STOP_TOKEN = "<|im_end|>"
 THINK_TOKENS = ("<think>", "</think>")
 TEMPLATE = (Path(__file__).parent / "template.jinja").read_text()
+
+
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer here; those of transformers do it."""
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], /, **settings: Any) -> Any:
+        """The conversation in the template's form."""
 
 
 class Reply(NamedTuple):
@@ -21,7 +25,7 @@ class Reply(NamedTuple):
     response: str
 
 
-def render_prompt(tokenizer: PreTrainedTokenizerBase, question: str, *, thinking: bool, flag: bool = False) -> str:
+def render_prompt(tokenizer: Tokenizer, question: str, *, thinking: bool, flag: bool = False) -> str:
     """The text a model continues.
 
     `flag` adds Qwen3's soft switch (`/think`, `/no_think`) to the user's message and leaves the

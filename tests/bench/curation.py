@@ -6,7 +6,7 @@ on log(rows); n log n has about 1.1 over these sizes.
 
     python tests/bench/curation.py [--to 6] [--memory-gib 4]
 
-`--to 7` needs about 20 GiB of disk and some 15 minutes.
+`--to 7` needs some 10 GiB of disk and half an hour.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _NOT_MEASURED = ("benchmarks", "contamination", "contamination_counts", "numbere
 
 
 def questions(count: int) -> Iterator[list[str]]:
-    """Batches of word problems of 40 to 80 words with two numbers; one in twenty repeats the one before with a word more."""
+    """Batches of word problems of 15 to 30 words with two numbers; one in twenty repeats the one before with a word more."""
     rng = np.random.default_rng(0)
     for start in range(0, count, _BATCH):
         batch = []
-        for length in rng.integers(40, 81, min(_BATCH, count - start)).tolist():
+        for length in rng.integers(15, 31, min(_BATCH, count - start)).tolist():
             if batch and rng.random() < 0.05:
                 batch.append(batch[-1] + " indeed")
             else:
@@ -77,7 +77,7 @@ def measure(count: int, memory_gib: float) -> dict[str, float]:
     """Seconds of each part at `count` rows."""
     source = {"kind": "file", "path": "unused.jsonl"}
     config = Curation.model_validate(
-        {"sources": [source], "benchmarks": {"test": [source]}, "pools": {"rl": {"share": 1}}, "near_duplicate_similarity": 0.8}
+        {"sources": [source], "benchmarks": {"test": [source]}, "pools": {"rl": {"share": 1}}, "near_duplicate_similarity": 0.6}
     )
     seconds = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ def measure(count: int, memory_gib: float) -> dict[str, float]:
             seconds["staging and duplicates (SQL)"] = timed(
                 lambda: (build(database, "staging", STAGING), build(database, "intermediate", DUPLICATES))
             )
-            columns = "problem_id, folded, signs"
+            columns = "problem_id, folded, signs, answer"
             texts = database.sql(
                 f"select {columns} from int_training_copies where copy = 1 order by pool_order, row_number"
             ).to_arrow_table()

@@ -58,6 +58,9 @@ def run(config, inputs, stage_dir, seed):
     if do == "environment":
         print("variables:", *sorted(os.environ), flush=True)
         return StageOutput({}, {})
+    if do == "edit":
+        Path(next(iter(json.loads((stage_dir / "config.json").read_text())["key"]["files"]))).write_text("edited")
+        return StageOutput({}, {})
     if do == "bad_data":
         raise DataError("3 of 4 rows cannot be read; the rule is at most 5 %; mend rows.jsonl")
     if do == "bug":

@@ -17,6 +17,8 @@ import pytest
 
 from flows.holding import hold
 from flows.launch import launch
+from flows.plan import read_result
+from stages.artifacts import digest_of_file
 from stages.errors import StageError
 
 Content = Callable[..., dict[str, Any]]
@@ -55,6 +57,17 @@ def test_conductor_killed_takes_the_stage_along(
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=60)
     assert ended.returncode == -number
     until_gone()
+
+
+def test_file_that_changes_while_a_stage_runs_leaves_no_result_under_its_old_key(
+    fake_stage: Path, content: Content, tmp_path: Path
+) -> None:
+    source = tmp_path / "problems.jsonl"
+    source.write_text("as planned")
+    asked = content("edit") | {"key": {"files": {str(source): digest_of_file(source)}}}
+    with pytest.raises(StageError, match=r"problems\.jsonl changed since the run was planned"):
+        launch(fake_stage, asked, module="fake_stage")
+    assert read_result(fake_stage) is None
 
 
 def test_fork_server_killed_between_stages_is_replaced(fake_stage: Path, content: Content) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,74 @@ def test_command_sql_writes_json_csv_and_a_table(home: Path) -> None:
     assert "rl_one, rl_two" in listed.stdout
     assert "why PROBLEM_ID" in listed.stdout
     assert command(home, "drop view problems").returncode == 2
+
+
+@pytest.mark.parametrize("query", [
+    "select count(*) from problems a, problems b, range(200000000000000) c",
+    "select sum(a.i * b.i) from range(100000) a(i), range(2000000000) b(i)",
+    "select a.i from range(2000000000) a(i) order by a.i % 7919",
+])  # fmt: skip
+def test_command_sql_ends_at_once_on_control_c(home: Path, query: str) -> None:
+    program = "from flows.cli import app; import flows.questions, duckdb, pyarrow; print('ready', flush=True); app()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "sql", query],
+        cwd=ROOT,
+        env={"POSTTRAIN_HOME": str(home), "PATH": "/usr/bin"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        threading.Event().wait(2)  # the query runs for minutes
+        assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        try:
+            said = running.communicate(timeout=20)[0]
+        finally:
+            running.kill()
+    assert (running.returncode, said.startswith("Interrupted.")) == (130, True), said
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> dict[str, list[tuple[str, Path]]]:
+    """Two tables of a home."""
+    rows = [{"number": number, "text": f"text {number * 7919 % 10007}"} for number in range(20000)]
+    for name in ("problems", "rollouts"):
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+    return {name: [("curation", tmp_path / f"{name}.parquet")] for name in ("problems", "rollouts")}
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "footer", "first page", "a page"])
+def test_questions_damaged_file_is_named_with_what_makes_it_again(tables: dict[str, list[tuple[str, Path]]], damage: str) -> None:
+    path = tables["rollouts"][0][1]
+    whole = path.read_bytes()
+    half = len(whole) // 2
+    damaged = {
+        "cut": whole[:half],
+        "empty": b"",
+        "footer": whole[:-40] + b"\xff" * 32 + whole[-8:],
+        "first page": whole[:4] + bytes(200) + whole[204:],
+        "a page": whole[:half] + b"\xa5" * 3000 + whole[half + 3000 :],
+    }
+    path.write_bytes(damaged[damage])
+    with pytest.raises(ArtifactError, match=r"rollouts.parquet cannot be read as Parquet .*posttrain stage curation --force"):  # noqa: SIM117
+        with opened(tables) as database:
+            list(answer(database, "select number, text from rollouts").rows)
+
+
+def test_questions_wrong_sql_is_no_damage_even_where_it_fails_late(tables: dict[str, list[tuple[str, Path]]]) -> None:
+    with opened(tables) as database, pytest.raises(ConfigError, match=r"DuckDB refuses the query: .*\\x1b\[31m"):
+        list(answer(database, "select cast(if(number = 19999, chr(27) || '[31m', '1') as integer) from problems").rows)
+
+
+def test_command_sql_table_shows_control_characters_escaped(home: Path) -> None:
+    query = "select chr(27) || '[31m' || chr(155) || chr(8238) || '[red]é' as a, 1 as \"b\x1b[0m\""
+    shown = command(home, query).stdout
+    assert "\\x1b[31m\\x9b\\u202e[red]é" in shown
+    assert "b\\x1b[0m" in shown
+    assert "\x1b" not in shown
+    assert json.loads(command(home, query, "--json").stdout)[0]["a"] == "\x1b[31m\x9b\u202e[red]é"
 
 
 def test_command_sql_of_another_run_is_looked_up(home: Path) -> None:

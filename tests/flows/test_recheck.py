@@ -81,7 +81,7 @@ def command(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_recheck_of_an_added_benchmark_names_pool_rule_and_both_texts(home: Path, tmp_path: Path) -> None:
-    source = described(benchmark(tmp_path, " ".join([*WORDS[4:14], "other"]), "Something  ELSE entirely", "new"), "question", "answer")
+    source = described(benchmark(tmp_path, " ".join([*WORDS[4:14], "other"]), "Something  ELSE entirely", "new"), "question")
     found = recheck(home, "added", source, "latest")
     hits = {(row["rule"], row["question"]): row for row in found.findings.hits.to_pylist()}
     assert ("same_question", "something else entirely") in hits
@@ -94,30 +94,66 @@ def test_recheck_of_an_added_benchmark_names_pool_rule_and_both_texts(home: Path
 
 
 def test_recheck_of_a_benchmark_that_nothing_overlaps_writes_no_file(home: Path, tmp_path: Path) -> None:
-    found = recheck(home, "clean", described(benchmark(tmp_path, "nothing of the kind"), "question", "answer"), "small-1")
+    found = recheck(home, "clean", described(benchmark(tmp_path, "nothing of the kind"), "question"), "small-1")
     assert (len(found.findings.hits), found.file) == (0, None)
 
 
 @pytest.mark.parametrize(("run", "error"), [("small-9", ArtifactError), ("latest", DataError)])
 def test_recheck_that_cannot_be_done_says_what_is_missing(home: Path, tmp_path: Path, run: str, error: type[Exception]) -> None:
-    source = described(benchmark(tmp_path, "", column="question"), "question", "answer")
+    source = described(benchmark(tmp_path, "", column="question"), "question")
     with pytest.raises(error, match="small-1" if run == "small-9" else "no row"):
         recheck(home, "bad", source, run)
 
 
+def rows_file(folder: Path, *rows: dict[str, Any], name: str = "rows.jsonl") -> str:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("rest", [{}, {"answer": None}, {"answer": ""}, {"answer": ["a", "list"]}])
+def test_recheck_needs_no_answers_to_find_a_pool_question(home: Path, tmp_path: Path, rest: dict[str, Any]) -> None:
+    rows = [{"question": f"unheard of {number}"} | rest for number in range(9)] + [{"question": "something else entirely"} | rest]
+    found = recheck(home, "added", described(rows_file(tmp_path, *rows), "question"), "latest")
+    assert {row["benchmark_question"] for row in found.findings.hits.to_pylist()} == {"something else entirely"}
+    assert (found.rows, found.compared) == (10, 10)
+
+
+def test_recheck_compares_a_question_of_any_length(home: Path, tmp_path: Path) -> None:
+    long = " ".join([*("x" * 99 for _ in range(400)), *WORDS])
+    found = recheck(home, "added", described(rows_file(tmp_path, {"question": long}), "question"), "latest")
+    assert {row["question"] for row in found.findings.hits.to_pylist()} == {" ".join(WORDS)}
+
+
+def test_recheck_with_too_many_rows_without_a_question_is_a_data_error_with_their_rows(home: Path, tmp_path: Path) -> None:
+    good = [{"question": f"unheard of {number}"} for number in range(19)]
+    found = recheck(home, "added", described(rows_file(tmp_path, *good, {"question": None}), "question"), "latest")
+    assert (found.rows, found.compared) == (20, 19)
+    bad = rows_file(tmp_path, *good[:18], {"question": None}, {"question": " "})
+    with pytest.raises(DataError, match=r"(?s)2 of 20 rows \(10.0%\).*max_bad_share = 0.05.*row 19: the question is missing\n  row 20"):
+        recheck(home, "added", described(bad, "question"), "latest")
+
+
+@pytest.mark.parametrize("name", ["../../evil", "a/b", "", ".hidden", "..", "[red]", "a b", "a\n", "a" * 101])
+def test_recheck_name_that_is_no_file_name_is_refused_before_anything_is_read(home: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"--name .*must be 1 to 100 letters"):
+        recheck(home, name, described(str(tmp_path / "nowhere.jsonl"), "question"), "latest")
+
+
 def test_recheck_of_an_id_takes_the_listed_source_and_an_unknown_one_is_a_file() -> None:
-    assert described("short_sums", "question", "answer").kind == "reasoning_gym"
-    assert described("mine.jsonl", "ask", "gold").model_dump()["question"] == "ask"
+    assert described("short_sums", "question").kind == "reasoning_gym"
+    assert described("mine.jsonl", "ask").model_dump()["question"] == "ask"
     with pytest.raises(ConfigError, match="short_sums"):
-        described("mine.jsonl", "ask", 3)  # type: ignore[arg-type]
+        described("mine.jsonl", 3)  # type: ignore[arg-type]
 
 
 def test_recheck_command_prints_a_table_and_json(home: Path, tmp_path: Path) -> None:
     file = benchmark(tmp_path, "something else entirely", column="ask")
     shown = command(home, "recheck", file, "--name", "added", "--question", "ask")
     assert (shown.returncode, "same_question" in shown.stderr + shown.stdout) == (0, True), shown.stderr
+    assert "1 of 1 questions compared" in shown.stdout
     content: dict[str, Any] = json.loads(command(home, "recheck", file, "--question", "ask", "--json").stdout)
-    assert content["run"] == "small-1"
+    assert (content["run"], content["rows"], content["compared"]) == ("small-1", 1, 1)
     assert content["hits"][0]["benchmark_question"] == "something else entirely"
 
 

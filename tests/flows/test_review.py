@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 
 from flows.plan import make_plan
 from flows.recipe import load_recipe
-from flows.review import check_review, export_traces, use_of
+from flows.review import check_of, check_review, export_traces, use_of
 from stages.artifacts import RESULT, DatasetRef, StageResult, digest_of_file, write_json
 from stages.config import Curation
 from stages.errors import ArtifactError, ConfigError, DataError
@@ -91,7 +93,7 @@ def test_review_by_file_takes_the_edited_traces_and_names_the_command(recipe: st
     edit(path, lambda lines: lines[0].update(decision="drop"))
     assert export_traces(recipe, [], "cold_start", home) == (path, 4)  # the work is left alone
     assert check_review(recipe, [], "cold_start", home, path) == 3
-    command = use_of(recipe, "cold_start", path)
+    command = use_of(recipe, [], "cold_start", path)
     override = command.partition("--set ")[2]
     node = next(node for node in load_recipe(recipe, [override]).nodes if node.name == "cold_start")
     assert node.config.files() == (path,)
@@ -114,9 +116,32 @@ def test_review_command_writes_the_file_and_checks_an_edited_one(recipe: str, ho
     assert (refused.returncode, "line 2" in refused.stdout + refused.stderr) == (1, True)
 
 
+@pytest.mark.parametrize("folder", ["plain", "two words", "it's #1: [new] $HOME"])
+def test_review_commands_carry_settings_and_stage_and_survive_a_shell(recipe: str, tmp_path: Path, folder: str) -> None:
+    path, mine = tmp_path / folder / "x.jsonl", str(tmp_path / folder / "small.yaml")
+    path.parent.mkdir()
+    Path(mine).write_text(RECIPE)
+    overrides = ["seed=3", "cold_start.filters=[answer, language]", "cold_start.review=old.jsonl"]
+    path.touch()
+    check = shlex.split(check_of(mine, overrides, "cold_start", path))
+    settings = [word for item in overrides for word in ("--set", item)]
+    assert check == ["posttrain", "review", mine, "--stage", "cold_start", *settings, "--check", str(path)]
+    use = shlex.split(use_of(mine, overrides, "cold_start", path))
+    assert use[:3] == ["posttrain", "run", mine]
+    assert set(use[3::2]) == {"--set"}
+    node = next(node for node in load_recipe(mine, use[4::2]).nodes if node.name == "cold_start")
+    assert node.config.files() == (path,)
+    assert node.config.model_dump()["filters"] == ("answer", "language")
+    with pytest.raises(ArtifactError) as raised:
+        export_traces(mine, overrides[:2], "cold_start", tmp_path / "empty")
+    assert shlex.split(str(raised.value).partition("run it first: ")[2]) == [
+        "posttrain", "stage", "curation", "--recipe", mine, *settings[:4],
+    ]  # fmt: skip
+
+
 def test_review_changes_what_is_planned_for_the_cold_start_when_the_file_changes(recipe: str, home: Path) -> None:
     path, _ = export_traces(recipe, [], "cold_start", home)
-    override = use_of(recipe, "cold_start", path).partition("--set ")[2]
+    override = use_of(recipe, [], "cold_start", path).partition("--set ")[2]
 
     def fingerprint(*overrides: str) -> str | None:
         return next(step.fingerprint for step in make_plan(load_recipe(recipe, overrides), home) if step.node.name == "cold_start")
@@ -168,7 +193,7 @@ def test_review_flow_waits_for_its_form_and_again_after_a_file_with_a_fault(
         return found[0]
 
     with prefect_test_harness(server_startup_timeout=180), get_client(sync_client=True) as client, ThreadPoolExecutor(1) as pool:
-        done = pool.submit(review_traces, recipe=recipe, timeout_hours=0.1)
+        done = pool.submit(copy_context().run, review_traces, recipe=recipe, timeout_hours=0.1)  # with the settings of the harness
         run = waiting(client, done)
         path = next((home / "reviews").glob("cold_start-*.jsonl"))
         edit(path, lambda lines: lines[1].update(digest="0" * 64))
@@ -178,4 +203,4 @@ def test_review_flow_waits_for_its_form_and_again_after_a_file_with_a_fault(
         assert export_traces(recipe, [], "cold_start", home)[0] == path
         edit(path, lambda lines: lines[1].update(decision="drop"))
         client.resume_flow_run(run.id, run_input={"file": str(path), "decision": "use", "reviewer": "A"})
-        assert done.result(timeout=60) == use_of(recipe, "cold_start", path)
+        assert done.result(timeout=60) == use_of(recipe, [], "cold_start", path)

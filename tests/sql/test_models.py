@@ -116,6 +116,19 @@ def test_quarantine_takes_bad_rows_with_their_reason() -> None:
     assert counts == [(6, 5, 5 / 6)]
 
 
+def test_staging_empty_row_id_is_no_row_id() -> None:
+    rows = [row(f"q {number}", number=number, row_id=" " if number % 2 else "") for number in range(1, 5)]
+    database = built([*rows, row("named", number=5, row_id=" a "), row("x", benchmark="held_out")])
+    assert len(database.table("quarantine")) == 0
+    assert database.execute("select row_number, row_id from pools order by row_number").fetchall() == [
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, None),
+        (5, "a"),
+    ]
+
+
 def test_duplicates_first_row_of_first_source_is_kept() -> None:
     rows = [
         row("Q one", "late", number=1, pool_order=1, source="second"),
@@ -129,6 +142,16 @@ def test_duplicates_first_row_of_first_source_is_kept() -> None:
     assert database.execute("select source, row_number, rule from dropped order by source, row_number").fetchall() == [
         ("second", 1, "duplicate, other answer"),
         ("train", 5, "duplicate"),
+    ]
+
+
+def test_duplicates_trace_is_that_of_the_first_copy_with_one_and_the_same_answer() -> None:
+    copies = [("7", None), ("8", "wrong"), ("7", "right"), ("7", "later")]
+    rows = [row("q", answer, trace=trace, number=number) for number, (answer, trace) in enumerate(copies, 1)]
+    database = built([*rows, row("own", trace="own", number=5), row("x", benchmark="held_out")])
+    assert database.execute("select row_number, answer, trace from pools order by row_number").fetchall() == [
+        (1, "7", "right"),
+        (5, "1", "own"),
     ]
 
 
@@ -186,16 +209,44 @@ def test_decontamination_same_short_question_is_dropped_whatever_its_length() ->
     assert database.execute("select question from pools").fetchall() == [("2 + 3 =",)]
 
 
-def test_decontamination_counts_only_benchmark_problems_that_were_taken() -> None:
-    others = [row(f"other question {number}", benchmark="held_out", number=number + 2) for number in range(3)]
-    rows = [row(" ".join(WORDS)), row(" ".join(WORDS) + " too", benchmark="held_out"), *others]
+def test_decontamination_of_generated_benchmarks_counts_only_the_problems_that_were_taken() -> None:
+    generator = {"kind": "reasoning_gym", "family": "chain_sum", "size": 4}
+    settings = {"benchmarks": {"held_out": [generator]}}
+    made = {"benchmark": "held_out", "source": "benchmarks.held_out[0] chain_sum"}
+    others = [row(f"other question {number}", number=number + 2, **made) for number in range(3)]
+    rows = [row(" ".join(WORDS)), row(" ".join(WORDS) + " too", **made), *others]
     found = set()
     for seed in range(8):
-        database = built(rows, benchmark_size=2, seed=seed)
+        database = built(rows, benchmark_size=2, seed=seed, settings=settings)
         taken = any(question.startswith(WORDS[0]) for (question,) in database.execute("select question from benchmarks").fetchall())
         assert len(database.table("int_contamination")) == int(taken)
         found.add(taken)
     assert found == {True, False}
+
+
+def test_decontamination_of_benchmarks_from_data_counts_problems_that_were_not_taken_too() -> None:
+    asked = [f"question number {number} of eight" for number in range(8)]
+    rows = [
+        *(row(question, number=number) for number, question in enumerate([*asked, "my own"], 1)),
+        *(row(question, benchmark="held_out", number=number) for number, question in enumerate(asked, 1)),
+    ]
+    database = built(rows, benchmark_size=2)
+    assert len(database.table("benchmarks")) == 2
+    assert database.execute("select question from pools").fetchall() == [("my own",)]
+    assert database.execute("select distinct rule, question = other_question from dropped").fetchall() == [("same_question", True)]
+    assert database.execute("select count(*) from contamination where drops and question = benchmark_question").fetchall() == [(8,)]
+    counts = database.execute("select * exclude (drops, flagged) from contamination_counts where rule = 'same_question' and source = 'all'")
+    assert counts.fetchall() == [("same_question", "all", "held_out", 8, 8, 8, 1.0)]
+
+
+def test_decontamination_copies_of_a_benchmark_question_in_other_dress_leave_together() -> None:
+    rows = [row("What is 12 + 30", "42"), row("What is 12 + 30?", "42", number=2), row("other", number=3)]
+    database = built([*rows, row("What is 12 + 30?", "42", benchmark="held_out")])
+    assert database.execute("select question from pools").fetchall() == [("other",)]
+    assert database.execute("select row_number, rule from dropped order by row_number").fetchall() == [
+        (1, "same_question"),
+        (2, "duplicate"),
+    ]
 
 
 WORDING = "please work out with great care the value of the following sum and say it:"
@@ -339,6 +390,15 @@ def test_near_duplicate_is_dropped_with_the_earlier_problem_as_evidence() -> Non
     assert (rule, text) == ("near duplicate", LONG)
     assert evidence.startswith("Jaccard similarity 0.9")
     assert database.execute("select question from pools").fetchall() == [(LONG,)]
+
+
+@pytest.mark.parametrize(("one", "other"), [("largest", "smallest"), ("even", "odd"), ("even", "not even")])
+def test_near_duplicate_with_another_answer_is_another_problem(one: str, other: str) -> None:
+    questions = [LONG.replace(" cd ", f" {word} ") for word in (one, other)]
+    kept = built([row(questions[0], "7"), row(questions[1], "8", number=2), row("y", benchmark="held_out")])
+    assert len(kept.table("pools")) == 2
+    dropped = built([row(questions[0], "7"), row(questions[1], "7", number=2), row("y", benchmark="held_out")])
+    assert len(dropped.table("pools")) == 1
 
 
 def test_near_duplicate_with_other_numbers_is_kept_and_reported_as_twin() -> None:

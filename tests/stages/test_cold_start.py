@@ -91,6 +91,7 @@ def test_cold_start_uses_what_people_kept_as_they_edited_it(
     [
         ({"filters": ["validation"]}, "1+1=2", "the filter `validation` and the input `validation` belong together"),
         ({}, None, "none of 1 problems has a trace; cold start needs worked traces"),
+        ({"filters": []}, "1+1=2</think>", r"no trace of 1 passes the filters \(dropped by markers 1\)"),
         ({}, "I'll guess 2.", r"no trace of 1 passes the filters \(dropped by guesswork 1\)"),
     ],
 )

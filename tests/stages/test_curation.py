@@ -194,9 +194,9 @@ def test_curation_bad_share_at_its_limit_is_accepted(tmp_path: Path) -> None:
     ("name", "content", "settings", "message"),
     [
         ("problem.jsonl", None, {}, r"sources\[0\] problem.jsonl: .*problem.jsonl is missing; .*mean .*problems.jsonl"),
-        ("problems.txt", "question,answer\n", {}, r"ends in '.txt'; the rule is one of \['.csv', '.jsonl', '.parquet'\]"),
+        ("problems.txt", "question,answer\n", {}, r"ends in '.txt'; the rule is one of .csv, .jsonl, .parquet;"),
         ("empty.jsonl", "\n\n", {}, r"empty.jsonl has no rows; a source needs at least one"),
-        ("column.jsonl", '{"questions": "a", "answer": "b"}\n', {}, r"no column 'question'; .*'answer', .*did you mean 'questions'"),
+        ("column.jsonl", '{"questions": "a", "answer": "b"}\n', {}, r"no column 'question'; .*'answer'.*did you mean 'questions'"),
         ("trace.jsonl", '{"question": "a", "answer": "b"}\n', {"trace": "solution"}, r"no column 'solution'"),
         ("torn.parquet", "PAR1 and nothing more", {}, r"torn.parquet cannot be read as Parquet"),
     ],
@@ -286,6 +286,26 @@ def test_curation_report_tables_hold_some_rows_of_each_rule_and_first_those_that
     rows = parquet.read_table(tmp_path / "curation/0123456789abcdef/report/contamination.parquet").to_pylist()
     assert [(row["rule"], row["question"]) for row in rows[:1]] == [("same_question", "what is 3 plus 4")]
     assert [row["rule"] for row in rows[1:]] == ["masked_number"] * ROWS
+
+
+def test_curation_near_duplicates_off_and_answers_that_differ_are_counted(tmp_path: Path) -> None:
+    words = " ".join(f"w{chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(120))
+    asked = [
+        {"question": f"{words} {word} {words[::-1]}", "answer": answer} for word, answer in (("one", "1"), ("two", "2"), ("three", "1"))
+    ]
+    source = write_jsonl(tmp_path / "items.jsonl", asked)
+    settings: dict[str, Any] = {"sources": [source], "pools": {"rl": {"share": 1}}}
+    on = curate(tmp_path / "on", **settings).metrics
+    assert (on["rows/near_duplicate"], on["near_duplicates/other_answer"], on["rows/kept"]) == (1, 1, 2)
+    off = curate(tmp_path / "off", **settings, near_duplicate_similarity=0).metrics
+    assert (off["near_duplicates/compared"], off["near_duplicates/other_answer"], off["rows/kept"]) == (0, 0, 3)
+
+
+@pytest.mark.parametrize("similarity", [0.1, 0.49])
+def test_curation_similarity_that_minhash_cannot_find_is_refused(similarity: float) -> None:
+    settings = {"sources": [SUMS], "benchmarks": HELD_OUT, "pools": POOLS, "near_duplicate_similarity": similarity}
+    with pytest.raises(ValueError, match=rf"near_duplicate_similarity is {similarity:g}; the rule is 0.5 to 1, or 0 for off"):
+        Curation.model_validate(settings)
 
 
 def test_curation_report_takes_any_text_for_text(tmp_path: Path) -> None:

@@ -166,6 +166,26 @@ def test_masked_number_generated_families_are_full_of_twins() -> None:
     assert sorted(hit_by(found, "masked_number")) == sorted(expected)
 
 
+@pytest.mark.parametrize(
+    ("training", "benchmark"),
+    [
+        ("What is 12 + 30", "What is 12 + 30?"),
+        ("If x² − 3x = 10 then what is x?", "If x² - 3x = 10, then what is x?"),
+        ("What is “x”", "what is x ?"),
+    ],
+)
+def test_same_question_in_other_dress_is_found_by_its_folded_text(training: str, benchmark: str) -> None:
+    found = searched([training, "another"], [benchmark, "third"])
+    assert [(row["rule"], row["problem_id"], row["benchmark_problem_id"]) for row in found.hits.to_pylist()] == [
+        ("same_question", "t0", "b0")
+    ]
+    assert found.counts["problems"].to_pylist()[0] == 1
+
+
+def test_same_question_texts_of_marks_alone_are_not_the_same() -> None:
+    assert len(searched(["...", ""], ["?!?", "", "?"]).hits) == 0
+
+
 ALPHABETS = {
     "ascii": "aAbB1_.,-\x00\x07\x7f",
     "letters": "aAΣσςİıßẞKÅéÉe\u0301數字",
@@ -309,6 +329,7 @@ def test_recheck_a_benchmark_added_later_finds_the_problems_that_pools_hold(tmp_
         parquet.write_table(pool, tmp_path / f"{name}.parquet")
     files = {name: tmp_path / f"{name}.parquet" for name in pools}
     assert len(recheck(files, held_out("nothing in common"), settings("open_r1")).hits) == 0
+    assert recheck(files, held_out("Clean."), settings("open_r1")).hits["rule"].to_pylist() == ["same_question"]
     found = recheck(files, held_out(" ".join(WORDS), benchmark="new"), settings("open_r1"))
     assert [
         (row["source"], row["problem_id"], row["benchmark"], row["question"], row["benchmark_question"]) for row in found.hits.to_pylist()
@@ -358,7 +379,10 @@ def test_embedding_mean_pooling_finds_the_same_text_and_ignores_padding() -> Non
     for text, vector in zip(texts, together, strict=True):
         assert encode([text])[0] == pytest.approx(vector, abs=1e-4)
     found = find(table(texts).to_batches, held_out(texts[1]), rules)
-    assert [(row["problem_id"], row["benchmark_problem_id"]) for row in found.hits.to_pylist()] == [("t1", "b0")]
+    assert [(row["rule"], row["problem_id"], row["benchmark_problem_id"]) for row in found.hits.to_pylist()] == [
+        ("embedding", "t1", "b0"),
+        ("same_question", "t1", "b0"),
+    ]
     assert found.hits["score"][0].as_py() == pytest.approx(1.0, abs=1e-5)
 
 

@@ -35,8 +35,8 @@ def test_filters_traces_of_a_careless_pupil_are_dropped_for_the_answer_they_do_n
     for problem, truth in zip(careless, generate("chain_sum", 200, 11), strict=True):
         stated = Trace(problem.question, truth.answer, problem.trace, f"\\boxed{{{problem.answer}}}")
         assert set(faults_of(stated, DEFAULT.filters, DEFAULT.limits)) == {"answer"}
-        if any(line.endswith(f"={truth.answer}") for line in problem.trace.splitlines()[-2:-1]):
-            continue  # by chance the last line but one states the true answer
+        if any(line.endswith(f"={truth.answer}") for line in problem.trace.splitlines()[-10:-1]):
+            continue  # by chance a line near the end states the true answer
         other = Trace(problem.question, truth.answer, problem.trace, f"\\boxed{{{truth.answer}}}")
         assert set(faults_of(other, DEFAULT.filters, DEFAULT.limits)) == {"agreement"}
 
@@ -85,6 +85,18 @@ def test_repetition_drops_loops_and_keeps_sums(thinking: str, dropped: bool) -> 
         ("不知道怎么算，随便猜一个：12。", "\\boxed{12}", True),
         ("Let me guess x = 3 first.\nThen 3*4=12, which fits.\nSo x = 3.\n3*4=12", "\\boxed{12}", False),  # checked later on
         ("The educated solver will guess-and-check: 3*4=12 fits.", "\\boxed{12}", False),
+        ("Ann picks a ball at random, so the chance is 1/4.", "\\boxed{1/4}", False),
+        ("If we randomly choose two of four, 6 pairs are possible.", "There are \\boxed{6} when two are selected at random.", False),
+        ("A student who is just guessing gets 1 of 4 right, so 25 of 100.", "\\boxed{25}", False),
+        ("If I guess on each question, 1 of 4 is right.", "\\boxed{1/4}", False),
+        ("Players have no idea of the card, so 1 of 52 is right. A random guess is right once in 52.", "\\boxed{1/52}", False),
+        ("Nothing helps, so I'll randomly pick B.", "\\boxed{B}", True),
+        ("Let me pick an answer at random.", "\\boxed{B}", True),
+        ("I am just guessing here.", "\\boxed{B}", True),
+        ("Wild guess: 12.", "\\boxed{12}", True),
+        ("I can only make a wild guess.", "\\boxed{12}", True),
+        ("That is a lucky guess.", "\\boxed{12}", True),
+        ("No idea. 12?", "\\boxed{12}", True),
     ],
 )
 def test_guesswork_drops_plain_guesses_and_keeps_checked_ones(thinking: str, response: str, dropped: bool) -> None:
@@ -109,6 +121,24 @@ def test_guesswork_drops_plain_guesses_and_keeps_checked_ones(thinking: str, res
         ("It holds for x = \\frac{1}{2} .", "\\boxed{\\frac{1}{2}}", False),
         ("The capital is Paris.", "\\boxed{paris}", False),
         ("The capital is Rome.", "\\boxed{Paris}", True),
+        ("It is \\boxed{\\dfrac{1}{2}}.", "\\boxed{\\frac{1}{2}}", False),
+        ("It is \\boxed{0.5}.", "\\boxed{1/2}", False),
+        ("It is \\boxed{17.0}.", "\\boxed{17}", False),
+        ("It is \\boxed{\\tfrac{x}{2}}.", "\\boxed{\\frac{x}{2}}", False),
+        ("It is \\boxed{1 1/2}.", "\\boxed{11/2}", True),
+        ("It is \\boxed{0.5}.", "\\boxed{1/3}", True),
+        ("1-1/2=0.5", "\\boxed{\\dfrac12}", True),  # no simple fraction: compared as text
+        ("1-1/2=0.5", "\\boxed{\\dfrac{1}{2}}", False),
+        ("So the chance is \\tfrac{1}{2}.", "\\boxed{0.5}", False),
+        ("The sum is 17.0 in all.", "\\boxed{17}", False),
+        ("So x is 1/2.", "\\boxed{2}", True),  # part of a fraction
+        ("6/2=3", "\\boxed{2}", True),
+        ("So it is " + "7" * 5000, "\\boxed{" + "7" * 5000 + "}", False),
+        ("So it is 1/0.", "\\boxed{1/0}", False),
+        ("So it is 12.\nCheck:\n4+4=8\n8+4=12, fits\n24-12 is half\nAll hold.", "\\boxed{12}", False),
+        ("So it is 19.\n" + "That holds.\n" * 4, "\\boxed{19}", False),
+        ("So it is 19.\n\n" + "That holds.\n" * 10, "\\boxed{19}", True),
+        ("So it is 19.\n" + "That holds.\n" * 12, "\\boxed{19}", False),  # one paragraph
         ("3*4=12", "It is twelve.", False),  # nothing to compare: the rule for the answer drops it
     ],
 )
@@ -128,6 +158,9 @@ def test_disagreement_compares_the_end_of_the_thinking_with_the_response(thinkin
         (ENGLISH, "With α = 2π and 𝑥 = 3 we get `print(腿)` and so twelve legs in all for the cows.", False),
         (ENGLISH, "3*4=12", False),
         (ENGLISH, "Three cows have twelve legs, то есть двенадцать.", True),
+        ("12+5", "首先 we add 五 to 十二", True),
+        ("12+5", "We add five to twelve", False),
+        ("12+5", "十二加五", False),
         ("牛は何本の足がありますか。", "ウシの足は四本です。三頭で十二本。", False),
     ],
 )
@@ -138,6 +171,10 @@ def test_mixed_language_compares_scripts_with_the_question(question: str, text: 
 def test_mixed_language_reason_names_share_and_scripts() -> None:
     reason = mixed_language(ENGLISH, "A cow has four legs 所以 twelve in all", 0.02)
     assert reason == "22.2% of its words are not in the question's script (cjk beside latin)"
+
+
+def test_mixed_language_of_a_question_without_words_says_so_in_its_reason() -> None:
+    assert mixed_language("12+5", "首先 we add five", 0.02) == "40.0% of its words are not in its main script (cjk beside latin)"
 
 
 def test_validation_likeness_finds_the_copied_item_in_question_or_trace() -> None:
@@ -153,6 +190,12 @@ def test_validation_likeness_finds_the_copied_item_in_question_or_trace() -> Non
 def test_long_paragraph_counts_words_between_empty_lines() -> None:
     assert long_paragraph("one two\nthree\n\nfour", 3) is None
     assert long_paragraph("one two\nthree four\n\nfive", 3) == "a paragraph of 4 words; at most 3 may be"
+
+
+@pytest.mark.parametrize("marker", ["<|im_start|>", "<|im_end|>", "<think>", "</think>"])
+def test_faults_of_a_text_with_a_chat_marker_are_reported_whatever_is_switched_on(marker: str) -> None:
+    for trace in (Trace("1+1", "2", f"1+1{marker}=2", "\\boxed{2}"), Trace("1+1", "2", "1+1=2", f"\\boxed{{2}}{marker}")):
+        assert faults_of(trace, (), DEFAULT.limits) == {"markers": f"holds the chat marker {marker}"}
 
 
 def test_faults_of_reports_every_rule_that_is_switched_on_and_no_other() -> None:

@@ -64,6 +64,8 @@ def test_review_rows_that_were_taken_out_of_the_file_are_not_used(edited: Callab
         (lambda lines: lines[2].update(answer="8"), "line 3: answer was changed to '8'"),
         (lambda lines: lines[2].update(decision="maybe"), "line 3: decision: Input should be 'keep' or 'drop'"),
         (lambda lines: lines[2].update(trace=""), "line 3: trace: String should have at least 1 character"),
+        (lambda lines: lines[2].update(trace="2+1=3</think>"), "line 3: the trace of problem 'p2' holds the chat marker </think>"),
+        (lambda lines: lines[0].update(response="1<|im_end|>"), r"line 1: .* holds the chat marker <\|im_end\|>; .* or drop the trace"),
         (lambda lines: lines[2].pop("digest"), "line 3: digest: Field required"),
         (lambda lines: lines[2].update(verdict="good"), "line 3: verdict: Extra inputs are not permitted"),
         (lambda lines: [line.update(decision="drop") for line in lines], "none of 3 reviewed traces is kept"),
@@ -74,6 +76,29 @@ def test_review_that_does_not_fit_is_a_data_error_that_names_line_and_remedy(
 ) -> None:
     with pytest.raises(DataError, match=says):
         apply_review(ROWS, edited(change))
+
+
+def test_review_of_a_trace_with_a_marker_that_is_dropped_is_taken(edited: Callable[..., Path]) -> None:
+    path = edited(lambda lines: lines[0].update(trace="</think>", decision="drop"))
+    assert [row["problem_id"] for row in apply_review(ROWS, path)] == ["p1", "p2"]
+
+
+def test_review_file_with_separators_of_unicode_comes_back_as_it_was(tmp_path: Path) -> None:
+    trace = "one\u2028two\u2029three\x85four\x0bfive\x0csix\rseven\r\neight"
+    rows = [{**ROWS[0], "trace": trace}, ROWS[1]]
+    path = tmp_path / "x.jsonl"
+    write_review(rows, path)
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 2  # an editor sees a line a trace
+    assert [row["trace"] for row in apply_review(rows, path)] == [trace, "1+1=2"]
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")  # unescaped
+    assert [row["trace"] for row in apply_review(rows, path)] == [trace, "1+1=2"]
+
+
+def test_review_file_saved_on_windows_is_read_as_any_other(edited: Callable[..., Path]) -> None:
+    path = edited(lambda lines: None)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert [row["problem_id"] for row in apply_review(ROWS, path)] == ["p0", "p1", "p2"]
 
 
 def test_review_of_traces_that_changed_since_the_export_is_refused(edited: Callable[..., Path]) -> None:

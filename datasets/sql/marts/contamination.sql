@@ -9,7 +9,7 @@
 --   score                 double   coverage (tulu3) or cosine similarity (embedding); null for other rules
 --   question              varchar  the training question
 --   benchmark             varchar  the benchmark it overlaps
---   benchmark_problem_id  varchar  the benchmark problem
+--   benchmark_problem_id  varchar  the benchmark problem, taken or offered by its data
 --   benchmark_question    varchar  the benchmark question
 with final as (
     select
@@ -27,7 +27,7 @@ with final as (
     from contamination_hits as hits
     inner join decontamination_rules as rules using (rule)
     inner join int_training_problems as training using (problem_id)
-    inner join int_benchmark_problems as held_out on hits.benchmark_problem_id = held_out.problem_id
+    inner join int_held_out_problems as held_out on hits.benchmark_problem_id = held_out.problem_id
 )
 
 select * from final

@@ -6,7 +6,7 @@
 --   benchmark           varchar  the benchmark
 --   problems            bigint   training problems with a hit
 --   benchmark_problems  bigint   benchmark problems that were hit
---   benchmark_size      bigint   benchmark problems in all
+--   benchmark_size      bigint   benchmark problems in all, those that its data offers and that were not taken too
 --   share               double   benchmark_problems / benchmark_size
 --   flagged             boolean  tulu3: the share is past its limit; null for other rules
 with final as (

@@ -51,10 +51,10 @@ overlapping as (
         int_contamination.rule,
         int_contamination.evidence,
         int_contamination.benchmark_problem_id as other_problem_id,
-        int_benchmark_problems.question as other_question
+        int_held_out_problems.question as other_question
     from int_contamination
     inner join int_training_problems using (problem_id)
-    inner join int_benchmark_problems on int_contamination.benchmark_problem_id = int_benchmark_problems.problem_id
+    inner join int_held_out_problems on int_contamination.benchmark_problem_id = int_held_out_problems.problem_id
 ),
 
 gone as (

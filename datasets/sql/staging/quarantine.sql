@@ -4,7 +4,7 @@
 --   row_number  bigint   1 for the first row of the source (of a JSONL file: the line)
 --   row_id      varchar  the source's own name for the row; null without one
 --   reason      varchar  the rule the row breaks
---   row_text    varchar  the row as it was read
+--   row_text    varchar  the row as it was read: a line, or of a table the columns that the source names
 with final as (
     select source, row_number, row_id, reason, row_text
     from stg_rows
