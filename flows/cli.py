@@ -22,7 +22,7 @@ from flows.history import LATEST, find_run, read_runs
 from flows.plan import Step, home_folder, make_plan, read_state, remember, results_of
 from flows.recipe import Recipe, load_recipe, recipe_names
 from flows.request import Job, Request, prepare, prepare_sweep, set_options
-from stages.errors import ArtifactError, ConfigError, PosttrainError
+from stages.errors import ArtifactError, ConfigError, PosttrainError, RewardError
 
 if TYPE_CHECKING:
     from flows.post_training import Outcome
@@ -310,6 +310,45 @@ def claims(
             _write([finding._asdict() | {"claim": str(finding.claim)} for finding in findings])
         if not all(finding.holds for finding in findings):
             sys.exit(1)
+
+
+@app.command()
+def audit(
+    recipe: Annotated[
+        str | None, typer.Argument(help="Audit this recipe's stages and gold answers; without it the shipped graders.", metavar="RECIPE")
+    ] = None,
+    set_: Set = None,
+    no_mlflow: Annotated[bool, typer.Option("--no-mlflow", help="Only print it; start no server and write no run.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Look for what a policy could exploit in its rewards before it does; exit status 1 when a check fails.
+
+    Gold answers, pairs that are equivalent and pairs that are not, attacks, hostile programs, time per grade. Every
+    stage that trains on rewards looks at the most of it before its first step. Rows of your own: --set STAGE.audit.rows=[my.jsonl]
+
+    Example: posttrain audit tiny
+    """
+    with _reported(as_json) as screen:
+        from flows.audit import audit_recipe, render, rows_of
+
+        if recipe is None and set_:
+            raise ConfigError("--set changes a recipe's settings; name the recipe: posttrain audit tiny --set KEY=VALUE")
+        checked = load_recipe(recipe, set_ or []) if recipe is not None else None
+        found = audit_recipe(checked, home_folder(), screen.say)
+        render(found, screen.console)
+        if not no_mlflow:
+            from flows.servers.serving import servers
+
+            with servers(home_folder(), say=screen.say) as running:
+                from flows.tracking import Tracker
+
+                Tracker(running.mlflow_url, checked.name if checked else "graders", home_folder()).log_audit(rows_of(found))
+        if as_json:
+            _write(rows_of(found))
+        if failed := [item.stage for item in found if not item.audit.passed]:
+            raise RewardError(
+                f"the audit failed for {', '.join(failed)}; a policy would be trained on wrong rewards; mend what is listed above"
+            )
 
 
 def _seeds(text: str) -> list[int]:

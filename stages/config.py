@@ -90,6 +90,10 @@ class ReasoningGymSource(Settings):
     licence: str | None = Field(None, description="Licence of the problems, for the data report.")
 
 
+AnswerType = Literal["text", "math", "exact", "number", "integer", "multiple_choice", "json_schema", "code", "reasoning_gym"]
+"""How an answer is graded (`stages/rewards/tasks.py`)."""
+
+
 class RowSource(Settings):
     """Problems from rows with a question and an answer column: what every such source says about itself."""
 
@@ -108,9 +112,13 @@ class RowSource(Settings):
     trace: str | None = Field(None, description="Column with a worked chain of thought, when there is one.")
     row_id: str | None = Field(None, description="Column that names a row; a row whose name is taken goes to quarantine. Empty is none.")
     family: str = Field("file", min_length=1, description="Name for these problems in tables.")
-    answer_type: Literal["text", "number", "integer"] = Field(
+    answer_type: AnswerType = Field(
         "text",
-        description="What every answer must be; a row with another goes to quarantine. As an integer counts 5.0 of a column of floats.",
+        description="How answers are graded; `number` and `integer` also put a row with another answer into quarantine. "
+        "As an integer counts 5.0 of a column of floats.",
+    )
+    grading: str | None = Field(
+        None, description="Column with what the answer's type needs, as a JSON object: `choices`, `relative` and `absolute`, `metadata`."
     )
     max_bad_share: Fraction = Field(0.05, description="Share of unreadable rows past which curation stops.")
 
@@ -418,6 +426,75 @@ class CurriculumConfig(Settings):
         return self
 
 
+class RewardParts(Settings):
+    """Reward parts beside accuracy and format, each with its weight: null leaves a part out, 0 logs it without effect."""
+
+    language: float | None = Field(
+        None, ge=0, description="Share of the thinking's words that are in the question's script (R1 adds it with weight 1)."
+    )
+    length: float | None = Field(None, ge=0, description="Kimi k1.5's length reward within a group (no weight published).")
+    length_from_step: int = Field(0, ge=0, description="`length`: steps that train without it; from there on it is constant.")
+    overlong: float | None = Field(None, ge=0, description="DAPO's soft punishment of replies that come near the length limit.")
+    overlong_cache_tokens: int = Field(
+        32, ge=1, description="`overlong`: the last tokens before the limit, over which it grows to -1 (DAPO: a fifth of the limit)."
+    )
+    repetition: float | None = Field(None, ge=0, description="Minus the share of word runs in the completion that occurred before.")
+    repetition_words: int = Field(8, ge=2, description="`repetition`: words of a run.")
+    missing_stop: float | None = Field(None, ge=0, description="-1 for a reply that ran into the length limit.")
+
+    def weights(self) -> dict[str, float]:
+        """The parts that are on, with their weights."""
+        every = {
+            "language": self.language,
+            "length": self.length,
+            "overlong": self.overlong,
+            "repetition": self.repetition,
+            "missing_stop": self.missing_stop,
+        }
+        return {name: weight for name, weight in every.items() if weight is not None}
+
+
+class JudgeConfig(Settings):
+    """A model that says whether an answer equals the reference (Kimi k1.5's chain-of-thought reward model)."""
+
+    address: str = Field(
+        pattern=r"^https?://", description="OpenAI-compatible address, for instance http://127.0.0.1:8000/v1.", json_schema_extra=PLACEMENT
+    )
+    model: str = Field(min_length=1, description="Name of the model at that address.")
+    decides: Literal["not_graded", "all"] = Field(
+        "not_graded", description="What it decides on: answers that the rules could not grade, or every answer in place of the rules."
+    )
+    max_tokens: int = Field(1024, ge=16, description="Length limit of its reply, in tokens.")
+    key_variable: str | None = Field(
+        None,
+        pattern=r"^[A-Z][A-Z0-9_]*$",
+        description="Environment variable that holds the key; it is never logged.",
+        json_schema_extra=PLACEMENT,
+    )
+    timeout_s: float = Field(60.0, gt=0, description="Wait for one reply.", json_schema_extra=PLACEMENT)
+    tries: int = Field(3, ge=1, description="Requests for one verdict before it counts as not graded.", json_schema_extra=PLACEMENT)
+    retry_wait_s: float = Field(1.0, ge=0, description="Wait before the second try; doubles with each.", json_schema_extra=PLACEMENT)
+    parallel: int = Field(8, ge=1, description="Requests at once.", json_schema_extra=PLACEMENT)
+    cache: Path | None = Field(
+        None, description="Folder of verdicts, shared by runs; without it each stage keeps its own.", json_schema_extra=PLACEMENT
+    )
+
+
+class AuditConfig(Settings):
+    """What the graders must show before a policy is trained on them (`stages/rewards/audit.py`)."""
+
+    blocks: bool = Field(True, description="Refuse to train when the audit fails; false only reports.")
+    rows: tuple[Path, ...] = Field((), description="JSONL files with rows of your own, beside the shipped ones.")
+    min_recall: Fraction = Field(0.99, description="Share of equivalent pairs that must be graded right.")
+    max_disagreement: Fraction = Field(
+        0.25,
+        description="Share of the pairs on which a second grader may say otherwise; math-verify alone does on 0.16 of the shipped ones, "
+        "which were chosen because they are hard.",
+    )
+    max_not_graded_share: Fraction = Field(0.05, description="Share of audited answers that may end as not graded.")
+    max_ms_per_grade: float = Field(100.0, gt=0, description="Mean time that one grade may take, milliseconds.")
+
+
 class PolicyGradientConfig(StageConfig):
     """Settings shared by the stages that train on their own rollouts (GRPO)."""
 
@@ -442,6 +519,17 @@ class PolicyGradientConfig(StageConfig):
     )
     save_every: int = Field(10, ge=1, description="Steps between checkpoints a rerun can resume from.", json_schema_extra=PLACEMENT)
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig, description="Which problems a step takes.")
+    rewards: RewardParts = Field(default_factory=RewardParts, description="Reward parts beside accuracy and format.")
+    judge: JudgeConfig | None = Field(None, description="A model that grades in place of the rules, or where they cannot.")
+    max_not_graded_share: Fraction = Field(
+        0.05, description="Share of a step's rollouts that may end as not graded; they are masked. Past it the stage stops."
+    )
+    second_opinion_share: Fraction = Field(
+        0.05, description="Share of the answers in mathematics that a second grader sees too.", json_schema_extra=PLACEMENT
+    )
+    audit: AuditConfig = Field(
+        default_factory=AuditConfig, description="What the graders must show before training.", json_schema_extra=PLACEMENT
+    )
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")
 
     @model_validator(mode="after")
@@ -454,6 +542,15 @@ class PolicyGradientConfig(StageConfig):
             )
         if self.loss == "bnpo" and self.micro_batch < batch:
             raise ValueError(f"bnpo averages over the tokens of a micro-batch; the rule is micro_batch >= {batch}, the whole step")
+        return self
+
+    @model_validator(mode="after")
+    def _overlong_fits(self) -> PolicyGradientConfig:
+        if self.rewards.overlong is not None and self.rewards.overlong_cache_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"rewards.overlong_cache_tokens = {self.rewards.overlong_cache_tokens}; the rule is at most max_new_tokens = "
+                f"{self.max_new_tokens}; lower it"
+            )
         return self
 
 
@@ -537,6 +634,7 @@ class Distillation(SupervisedConfig):
     )
     on_policy_batch: int = Field(64, ge=1, description="Student samples per on-policy step.")
     on_policy_learning_rate: Positive = Field(1e-4, description="Learning rate of the on-policy phase.")
+    max_not_graded_share: Fraction = Field(0.05, description="Share of ungraded samples past which the stage stops.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="How the teacher's completions are drawn.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")
 

@@ -53,7 +53,7 @@ MARTS = (
     "families",
 )
 POOLS = ("cold_start", "rl", "preference", "distillation")
-PROBLEM_COLUMNS = ("problem_id", "question", "answer", "family", "source", "trace", "scale")
+PROBLEM_COLUMNS = ("problem_id", "question", "answer", "answer_type", "grading", "family", "source", "trace", "scale")
 FOR_REVIEW = {
     "quarantine": "quarantine",
     "contamination": "contamination",

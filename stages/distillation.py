@@ -23,7 +23,7 @@ from stages.errors import ArtifactError
 from stages.problems import RESPONSE_STYLES
 from stages.records import Recorder
 from stages.rewards.grading import Verdict
-from stages.rollouts.answers import Question, ask
+from stages.rollouts.answers import Question, ask, require_graded
 from stages.rollouts.engine import RolloutEngine
 from stages.supervised import Example, direct_example, fine_tune, thinking_example
 from stages.tables import read_rows, write_rows
@@ -73,7 +73,7 @@ def _teacher_traces(
     Answers without thinking are kept right or wrong: they teach the mode, and the teacher's own level in it.
     """
     recorder, tokenizer = Recorder(stage_dir), load_tokenizer(teacher)
-    questions = [Question(row["problem_id"], row["question"], row["answer"]) for row in problems[: config.examples]]
+    questions = [Question.of(row) for row in problems[: config.examples]]
     groups = [(True, [q for i, q in enumerate(questions) if i % 3]), (False, [q for i, q in enumerate(questions) if i % 3 == 0])]
     found: dict[str, dict[str, Any]] = {}
     with RolloutEngine(teacher.path, config.engine) as engine:
@@ -89,6 +89,7 @@ def _teacher_traces(
                 recorder=recorder,
                 what="teacher samples",
             )
+            require_graded(answers, config.max_not_graded_share)
             for answer in answers:
                 in_mode = answer.stopped and bool(answer.reply.thinking) == thinking
                 if in_mode and (answer.grade.verdict is Verdict.RIGHT or not thinking):

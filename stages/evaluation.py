@@ -34,8 +34,7 @@ def run(config: Evaluation, inputs: Handles, stage_dir: Path, seed: int) -> Stag
     problems = read_rows(inputs["benchmarks"], columns=("benchmark", "problem_id", "question", "answer", "family"))
     benchmarks: dict[str, list[Question]] = {}
     for row in problems:
-        question = Question(row["problem_id"], row["question"], row["answer"], row["family"])
-        benchmarks.setdefault(row["benchmark"], []).append(question)
+        benchmarks.setdefault(row["benchmark"], []).append(Question.of(row))
     tokenizer, recorder = load_tokenizer(model), Recorder(stage_dir)
     rows: list[dict[str, Any]] = []
     with RolloutEngine(model.path, config.engine) as engine:

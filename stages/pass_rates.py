@@ -101,7 +101,7 @@ def _try_all(config: PassRates, inputs: Handles, problems: Sequence[dict[str, An
     """Attempts of the model, then its guesses and the second model's attempts where a filter wants them."""
     model = inputs["model"]
     assert isinstance(model, CheckpointRef)
-    questions = [Question(row["problem_id"], row["question"], row["answer"], row["family"]) for row in problems]
+    questions = [Question.of(row) for row in problems]
     per_round = config.attempts_per_round if config.stop_when_certain else max(config.attempts, guess_tries(config))
     rules = tuple(rate_rules(config).values())
 

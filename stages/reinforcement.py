@@ -9,22 +9,28 @@ A step's problems are chosen when it begins (stages/curriculum.py): the trainer'
 numbers only. What a live curriculum knows comes from the kept rollouts of the steps before, so a resumed
 run knows what the straight run knew. Every order but the plain one adds to each rollout its slot, the
 problem's weight and success rate at that moment, and why it was chosen.
+
+A rollout that could not be graded is masked: it has no reward, is no part of its group's mean and spread, and none
+of its tokens enter loss or KL. TRL masks a rollout only when every part of its reward is missing: with one part left it
+would count as one that earned that part. The mean over rollouts of `loss: grpo` still divides by all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stages.artifacts import CheckpointRef, DatasetRef, StageOutput
-from stages.chat import Reply, parse_reply
+from stages.chat import parse_reply
 from stages.config import PolicyGradientConfig, SamplerConfig
 from stages.curriculum import Curriculum, Draw
 from stages.errors import ConfigError, DataError, RewardError, RolloutError
 from stages.problems import seed_of
 from stages.records import Recorder
-from stages.rewards.grading import Verdict, grade
+from stages.rewards.grading import Verdict
+from stages.rewards.scoring import Grader, Prompt, Rollout, Scorer, Scores, grade_by_rules
+from stages.rewards.tasks import empty_reply, gold_reply, second_opinion_of
 from stages.rollouts.engine import Completion, Request, RolloutEngine
 from stages.tables import write_rows
 from stages.training import common_arguments, export_checkpoint, load_model, load_tokenizer, train
@@ -36,33 +42,8 @@ MAX_LOGPROB_GAP_NATS = 0.02
 """Largest gap between engine and trainer on one token, in float32 on CPU (measured: below 1e-5)."""
 
 
-class Prompt(NamedTuple):
-    """One training prompt. `problem_id` must differ between prompts: success is counted by it."""
-
-    text: str
-    problem_id: str
-    question: str
-    gold: str
-    thinking: bool
-    topic: str = ""
-    pass_rate: float | None = None
-    """Success rate before this stage, when it is known."""
-
-
-class Rollout(NamedTuple):
-    """What a scorer sees of one rollout."""
-
-    prompt: Prompt
-    reply: Reply
-    tokens: int
-    stopped: bool
-
-
 SUCCESS = "accuracy"
 """The reward part that says whether a rollout solved its problem (1.0)."""
-
-Scorer = Callable[[Sequence[Rollout]], dict[str, list[float]]]
-"""Reward parts by name, one value per rollout."""
 
 
 def train_policy(
@@ -80,7 +61,8 @@ def train_policy(
     """Train on `prompts` with the weighted sum of the scorer's parts; returns model and rollouts.
 
     Raises ConfigError when there are fewer prompts than a step needs, RolloutError when engine and
-    trainer disagree about the log-probabilities of the first batch.
+    trainer disagree about the log-probabilities of the first batch, RewardError when more rollouts of a step than
+    `config.max_not_graded_share` could not be graded.
     """
     import torch
     from datasets import Dataset
@@ -125,23 +107,21 @@ def train_policy(
                         f"{name}: engine and trainer differ by {gap:.3g} nats on a token of the first batch; the rule is at most "
                         f"{MAX_LOGPROB_GAP_NATS}; the engine does not serve the trainer's weights"
                     )
+            texts = [tokenizer.decode(completion.token_ids, skip_special_tokens=True) for completion in drawn]
             seen = [
-                Rollout(
-                    prompt,
-                    parse_reply(tokenizer.decode(completion.token_ids, skip_special_tokens=True)),
-                    len(completion.token_ids),
-                    completion.finish == "stop",
-                )
-                for prompt, completion in zip(asked, drawn, strict=True)
+                Rollout(prompt, parse_reply(text), len(completion.token_ids), completion.finish == "stop", text, step)
+                for prompt, text, completion in zip(asked, texts, drawn, strict=True)
             ]
-            parts = score(seen)
-            _keep(rollouts_dir, step, seen, drawn, parts, weights, tokenizer, [] if curriculum.is_plain else draws, config.group_size)
-            recorder.metrics(step + 1, _rollout_metrics(seen, parts, weights, config.group_size) | course.metrics(draws))
+            scores = score(seen)
+            _keep(rollouts_dir, step, seen, drawn, scores, weights, tokenizer, [] if curriculum.is_plain else draws, config.group_size)
+            told = _rollout_metrics(seen, scores, weights, config.group_size) | course.metrics(draws)
+            recorder.metrics(step + 1, told | _disagreement(seen, scores, config.second_opinion_share, seed_of(seed, "second", step)))
+            _require_graded(seen, scores, config.max_not_graded_share, f"{name}: step {step + 1}")
             return {
                 "prompt_ids": prompt_ids,
                 "completion_ids": [completion.token_ids for completion in drawn],
                 "logprobs": [completion.logprobs for completion in drawn],
-                **parts,
+                **trainer_columns(scores, [completion.token_ids for completion in drawn]),
             }
 
         arguments = GRPOConfig(
@@ -182,19 +162,46 @@ def train_policy(
     return StageOutput(outputs={"model": checkpoint, "rollouts": _merge(rollouts_dir, stage_dir)}, metrics=metrics)
 
 
-def require_gradable(prompts: Sequence[Prompt]) -> None:
+def require_gradable(prompts: Sequence[Prompt], grader: Grader = grade_by_rules) -> None:
     """Raise RewardError unless every gold answer earns full marks and an empty one earns none.
 
-    So no rollout of this stage can end as `not graded`, and none needs masking.
+    So a rollout that is not graded later is the grader's or the reply's doing, not the data's. A gold answer that is no
+    answer (a JSON schema, the tests of a program) is only held against the empty one.
     """
-    for prompt in prompts:
-        if grade(Reply("x", f"\\boxed{{{prompt.gold}}}"), prompt.gold).verdict is not Verdict.RIGHT:
+    golds = [Rollout(prompt, gold_reply(prompt.task) or empty_reply(prompt.task), 1, stopped=True) for prompt in prompts]
+    empty = [item._replace(reply=empty_reply(item.prompt.task)) for item in golds]
+    for item, found, without in zip(golds, grader(golds), grader(empty), strict=True):
+        problem, gold = item.prompt.problem_id, item.prompt.gold
+        wanted, fault = (Verdict.RIGHT, "is not graded right") if gold_reply(item.prompt.task) else (Verdict.WRONG, "cannot be used")
+        if found.verdict is not wanted:
             raise RewardError(
-                f"problem {prompt.problem_id}: its own gold answer {prompt.gold!r} is not graded right; "
+                f"problem {problem}: its own gold answer {gold[:200]!r} {fault} ({found.reason}); "
                 "RL on it would punish right answers; mend the answer or drop the row"
             )
-        if grade(Reply("x", "\\boxed{}"), prompt.gold).verdict is Verdict.RIGHT:
-            raise RewardError(f"problem {prompt.problem_id}: an empty answer is graded right; mend its gold answer {prompt.gold!r}")
+        if without.verdict is Verdict.RIGHT:
+            raise RewardError(f"problem {problem}: an empty answer is graded right; mend its gold answer {gold[:200]!r}")
+
+
+def trainer_columns(scores: Scores, completion_ids: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
+    """What TRL's trainer gets of a step's scores: a column a part, and a token mask when a rollout was not graded."""
+    graded = scores.graded()
+    columns: dict[str, list[Any]] = {
+        part: [value if counts else None for value, counts in zip(values, graded, strict=True)] for part, values in scores.parts.items()
+    }
+    if not all(graded):
+        columns["env_mask"] = [[int(counts)] * len(ids) for counts, ids in zip(graded, completion_ids, strict=True)]
+    return columns
+
+
+def _require_graded(seen: Sequence[Rollout], scores: Scores, max_share: float, where: str) -> None:
+    failed = [index for index, counts in enumerate(scores.graded()) if not counts]
+    if len(failed) > max_share * len(seen):
+        first = failed[0]
+        raise RewardError(
+            f"{where}: {len(failed)} of {len(seen)} rollouts could not be graded (first: problem {seen[first].prompt.problem_id}, "
+            f"{scores.grades[first].reason}); the rule is at most {max_share:.0%}; see `reason` in the kept rollouts, "
+            "mend the grader or raise max_not_graded_share"
+        )
 
 
 class _Course:
@@ -227,7 +234,7 @@ class _Course:
         }
 
     def _results(self, step: int) -> dict[int, tuple[int, int]]:
-        """Right and all rollouts of a step by problem."""
+        """Right and graded rollouts of a step by problem; one without a graded rollout is left out."""
         import pyarrow.parquet as parquet
 
         path = _step_file(self.rollouts_dir, step)
@@ -235,6 +242,8 @@ class _Course:
             raise RolloutError(f"{path} is gone; a live curriculum needs the rollouts of every step before; run the stage with --force")
         counts: dict[int, tuple[int, int]] = {}
         for row in parquet.read_table(path, columns=["problem_id", f"reward_{SUCCESS}"]).to_pylist():
+            if row[f"reward_{SUCCESS}"] is None:
+                continue
             right, tries = counts.get(index := self.places[row["problem_id"]], (0, 0))
             counts[index] = right + (row[f"reward_{SUCCESS}"] == 1.0), tries + 1
         return counts
@@ -268,18 +277,28 @@ def _column(part: str) -> Callable[..., list[float]]:
     return reward
 
 
-def _rollout_metrics(
-    seen: Sequence[Rollout], parts: dict[str, list[float]], weights: dict[str, float], group_size: int
-) -> dict[str, float]:
-    totals = [sum(weights[part] * values[i] for part, values in parts.items()) for i in range(len(seen))]
-    groups = [totals[i : i + group_size] for i in range(0, len(totals), group_size)]
-    return {
-        "rollout/reward": sum(totals) / len(totals),
-        **{f"rollout/{part}": sum(values) / len(values) for part, values in parts.items()},
+def _rollout_metrics(seen: Sequence[Rollout], scores: Scores, weights: dict[str, float], group_size: int) -> dict[str, float]:
+    """Means over the graded rollouts; lengths over all. A group with fewer than two graded rollouts is a dead one."""
+    totals, graded = scores.totals(weights), scores.graded()
+    groups = [[value for value in totals[i : i + group_size] if value is not None] for i in range(0, len(totals), group_size)]
+    metrics = {
+        "rollout/not_graded_share": 1 - sum(graded) / len(seen),
         "rollout/tokens_mean": sum(item.tokens for item in seen) / len(seen),
         "rollout/stopped_share": sum(item.stopped for item in seen) / len(seen),
-        "rollout/dead_group_share": sum(max(group) == min(group) for group in groups) / len(groups),
+        "rollout/dead_group_share": sum(len(group) < 2 or max(group) == min(group) for group in groups) / len(groups),
     }
+    if any(graded):
+        counted = [value for group in groups for value in group]
+        metrics["rollout/reward"] = sum(counted) / len(counted)
+        for part, values in scores.parts.items():
+            metrics[f"rollout/{part}"] = sum(value for value, counts in zip(values, graded, strict=True) if counts) / len(counted)
+    return metrics
+
+
+def _disagreement(seen: Sequence[Rollout], scores: Scores, share: float, seed: int) -> dict[str, float]:
+    """How often a second grader says otherwise, on a sample of the answers in mathematics; nothing when there is none to compare."""
+    found = second_opinion_of([item.reply for item in seen], [item.prompt.task for item in seen], scores.grades, share, seed)
+    return {} if found.rate is None else {"rollout/disagreement": found.rate}
 
 
 def _keep(
@@ -287,7 +306,7 @@ def _keep(
     step: int,
     seen: Sequence[Rollout],
     drawn: Sequence[Completion],
-    parts: dict[str, list[float]],
+    scores: Scores,
     weights: dict[str, float],
     tokenizer: PreTrainedTokenizerBase,
     draws: Sequence[Draw],
@@ -295,11 +314,13 @@ def _keep(
 ) -> None:
     """One Parquet file a step; a step that is run again after a resume overwrites its own.
 
-    With `draws` (one a rollout), a row also says why its problem was chosen.
+    With `draws` (one a rollout), a row also says why its problem was chosen. A rollout that was not graded has neither
+    a reward nor an accuracy.
     """
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
+    totals, graded = scores.totals(weights), scores.graded()
     rows = [
         {
             "step": step,
@@ -309,8 +330,10 @@ def _keep(
             "prompt": item.prompt.text,
             "completion": tokenizer.decode(completion.token_ids),
             "gold": item.prompt.gold,
-            "reward": sum(weights[part] * values[i] for part, values in parts.items()),
-            **{f"reward_{part}": values[i] for part, values in parts.items()},
+            "reward": totals[i],
+            **{f"reward_{part}": values[i] if graded[i] or part != SUCCESS else None for part, values in scores.parts.items()},
+            "verdict": str(scores.grades[i].verdict),
+            "reason": scores.grades[i].reason,
             "tokens": item.tokens,
             "stopped": item.stopped,
             "logprob": sum(completion.logprobs),

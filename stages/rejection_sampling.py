@@ -35,7 +35,7 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
         answers = ask(
             engine,
             tokenizer,
-            [Question(row["problem_id"], row["question"], row["answer"]) for row in problems],
+            [Question.of(row) for row in problems],
             attempts=config.attempts,
             thinking=True,
             sampler=config.sampler,

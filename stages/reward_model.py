@@ -40,7 +40,7 @@ def run(config: RewardModel, inputs: Handles, stage_dir: Path, seed: int) -> Sta
         answers = ask(
             engine,
             tokenizer,
-            [Question(row["problem_id"], row["question"], row["answer"]) for row in problems],
+            [Question.of(row) for row in problems],
             attempts=config.attempts,
             thinking=False,
             sampler=config.sampler,

@@ -1,7 +1,8 @@
 """RLHF: general RL against the reward model, with the rules kept on.
 
 What      GRPO; reward = reward model's score of the final response (standardised on the starting model)
-          + accuracy + format, over prompts in both modes.
+          + accuracy + format + the parts that `rewards` turns on, over prompts in both modes. The rules among them are
+          audited before the first step; what cannot be graded is masked.
 Reads     `model`, `reward_model`, `problems`.
 Writes    `model`, `rollouts`.
 Papers    DeepSeek-R1 (arXiv 2501.12948) 2.3.4: rule rewards and model rewards together, preference
@@ -14,15 +15,17 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from stages.artifacts import CheckpointRef, Handles, StageOutput, write_json
 from stages.chat import render_completion, render_prompt
 from stages.config import RLHF
-from stages.reinforcement import Prompt, Rollout, require_gradable, train_policy
-from stages.rewards.grading import Verdict, grade
-from stages.rewards.rewards import format_reward
-from stages.rewards.scoring import score_texts
+from stages.records import Recorder
+from stages.reinforcement import require_gradable, train_policy
+from stages.rewards.audit import gate
+from stages.rewards.model_judge import grader_of
+from stages.rewards.scoring import Prompt, Rollout, Scores, score_by_rules, score_texts, weights_of
 from stages.tables import read_rows
 from stages.training import load_model, load_tokenizer
 
@@ -37,21 +40,21 @@ def run(config: RLHF, inputs: Handles, stage_dir: Path, seed: int) -> StageOutpu
     rows = read_rows(inputs["problems"], columns=("problem_id", "question", "answer"))
     thinking = round(len(rows) * config.thinking_share)
     prompts = [
-        Prompt(
-            render_prompt(tokenizer, row["question"], thinking=index < thinking, flag=index % 2 == 0),
-            row["problem_id"],
-            row["question"],
-            row["answer"],
-            index < thinking,
-            topic=row.get("family", ""),
-            pass_rate=row.get("pass_rate"),
-        )
+        Prompt.of(row, render_prompt(tokenizer, row["question"], thinking=index < thinking, flag=index % 2 == 0), thinking=index < thinking)
         for index, row in enumerate(rows)
     ]
-    require_gradable(prompts)
+    grader = grader_of(config.judge, stage_dir, seed)
+    require_gradable(prompts, grader)
+    gate(
+        partial(score_by_rules, config=config, grader=grader),
+        {prompt.answer_type for prompt in prompts},
+        config.audit,
+        Recorder(stage_dir),
+        "rlhf",
+    )
     scale_file = stage_dir / "data" / "preference_scale.json"
 
-    def score(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
+    def score(rollouts: Sequence[Rollout]) -> Scores:
         raw = score_texts(
             judge,
             judge_tokenizer,
@@ -63,17 +66,14 @@ def run(config: RLHF, inputs: Handles, stage_dir: Path, seed: int) -> StageOutpu
         if not scale_file.exists():  # the first batch is the starting model's; a resumed run keeps its scale
             write_json(scale_file, {"mean": statistics.fmean(raw), "std": statistics.pstdev(raw) or 1.0})
         scale = json.loads(scale_file.read_text())
-        return {
-            "preference": [(value - scale["mean"]) / scale["std"] for value in raw],
-            "accuracy": [float(grade(item.reply, item.prompt.gold).verdict is Verdict.RIGHT) for item in rollouts],
-            "format": [format_reward(item.reply, thinking=item.prompt.thinking, stopped=item.stopped) for item in rollouts],
-        }
+        rules = score_by_rules(rollouts, config, grader)
+        return Scores({"preference": [(value - scale["mean"]) / scale["std"] for value in raw], **rules.parts}, rules.grades)
 
     return train_policy(
         model,
         prompts,
         score,
-        {"preference": config.preference_weight, "accuracy": config.accuracy_weight, "format": config.format_weight},
+        weights_of(config, preference=config.preference_weight, accuracy=config.accuracy_weight, format=config.format_weight),
         config,
         stage_dir,
         seed,

@@ -62,6 +62,7 @@ class RawRow(NamedTuple):
     unreadable: str | None = None
     row_id: str | None = None
     answer_type: str = "text"
+    grading: str | None = None
 
 
 class Place(NamedTuple):
@@ -135,7 +136,7 @@ def read_source(place: Place) -> Iterator[RawRow]:
 
 def _wanted(source: Rows) -> list[str]:
     """The columns that a source names, each once."""
-    named = (source.question, source.answer, source.trace, source.row_id)
+    named = (source.question, source.answer, source.trace, source.row_id, source.grading)
     return list(dict.fromkeys(column for column in named if column is not None))
 
 
@@ -199,7 +200,11 @@ def _raw_row(place: Place, source: Rows, number: int, text: str, row: dict[str, 
     answer = _number_as_text(_whole(answer) if source.answer_type == "integer" else answer)
     trace = row.get(source.trace) if source.trace is not None else None
     row_id = _number_as_text(row.get(source.row_id)) if source.row_id is not None else None
-    for what, value in (("question", question), ("answer", answer), ("trace", trace), ("row id", row_id)):
+    grading = row.get(source.grading) if source.grading is not None else None
+    if isinstance(grading, dict):
+        grading = json.dumps(grading, ensure_ascii=False, default=str)
+    texts = (("question", question), ("answer", answer), ("trace", trace), ("row id", row_id), ("grading", grading))
+    for what, value in texts:
         if value is not None and not isinstance(value, str):
             return blank._replace(unreadable=f"the {what} is of type {type(value).__name__}, the rule is text")
     if answer is not None and source.answer_after is not None:
@@ -209,7 +214,7 @@ def _raw_row(place: Place, source: Rows, number: int, text: str, row: dict[str, 
     for what, value in (("question", question), ("answer", answer), ("trace", trace)):
         if found := next((marker for marker in (*CHAT_MARKERS, *THINK_TOKENS) if marker in (value or "")), None):
             return blank._replace(unreadable=f"the {what} holds {found}, a marker of the chat format")
-    return blank._replace(question=question, answer=answer, trace=trace, row_id=row_id, answer_type=source.answer_type)
+    return blank._replace(question=question, answer=answer, trace=trace, row_id=row_id, answer_type=source.answer_type, grading=grading)
 
 
 def _whole(value: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from flows.owner import process_identity
-from flows.tracking import compared, registry, runs
+from flows.tracking import audits, compared, registry, runs
 from flows.tracking.connection import Connection
 from flows.tracking.entries import now_ms
 from flows.tracking.forwarder import FORWARDED, Forwarder, forward
@@ -30,6 +30,7 @@ _PERFORM: dict[str, Callable[[Connection, Call], str]] = {
     "reuse_stage": runs.reuse_stage,
     "finish_recipe": runs.finish_recipe,
     "log_comparison": compared.log_comparison,
+    "log_audit": audits.log_audit,
     "release": registry.release,
     "close_dead_runs": runs.close_dead_runs,
 }
@@ -177,6 +178,14 @@ class Tracker:
         It becomes the run's note, the artifact `comparison.json`, and metrics whose step is the variant's place.
         """
         self._do("log_comparison", recipe_run=recipe_run, rows=[dict(row) for row in rows], title=title)
+
+    def log_audit(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        """Record an audit of the recipe's rewards (rows of `flows.audit.rows_of`) as a run of its own. Returns its id.
+
+        Raises ServerError when another home on this machine writes this recipe's experiment.
+        """
+        self._claim()
+        return self._do("log_audit", starts_run=True, rows=[dict(row) for row in rows])
 
     def release(self, recipe_run: str, models: Mapping[str, CheckpointRef]) -> None:
         """Give checkpoints of a finished recipe run a version in the registry, each with its alias; what has a version keeps it."""

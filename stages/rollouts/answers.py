@@ -4,15 +4,16 @@ reward modelling, distillation and evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stages.chat import THINK_TOKENS, Reply, parse_reply, render_prompt
 from stages.config import SamplerConfig
 from stages.errors import RewardError
 from stages.problems import seed_of
 from stages.records import Recorder
-from stages.rewards.grading import Grade, Verdict, grade
+from stages.rewards.grading import Grade, Verdict
+from stages.rewards.tasks import Task, grade_tasks
 from stages.rollouts.engine import Completion, Request, RolloutEngine
 
 if TYPE_CHECKING:
@@ -26,6 +27,15 @@ class Question(NamedTuple):
     question: str
     gold: str
     family: str = ""
+    answer_type: str = "text"
+    grading: str = ""
+    """What the answer's type needs beside the gold answer (`stages/rewards/tasks.py`)."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Question:
+        """The problem of a row of a pool or a benchmark."""
+        kind = row.get("answer_type") or "text"
+        return cls(row["problem_id"], row["question"], row["answer"], row.get("family") or "", kind, row.get("grading") or "")
 
 
 class Answer(NamedTuple):
@@ -83,19 +93,20 @@ def ask(
         else:
             completions = _generate_within(engine, requests, sampler, recorder, what, budget, tags, _ids(tokenizer, budget_text))
         work.tokens = sum(len(completion.token_ids) for completion in completions)
+    texts = [tokenizer.decode(completion.token_ids, skip_special_tokens=True) for completion in completions]
+    replies = [parse_reply(text) for text in texts]
+    grades = grade_tasks(replies, [Task(question.gold, question.answer_type, question.grading) for question, _ in wanted])
     answers = []
-    for (question, sample), drawn, completion in zip(wanted, seeds, completions, strict=True):
+    for index, ((question, sample), completion) in enumerate(zip(wanted, completions, strict=True)):
         ids = completion.token_ids
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        reply = parse_reply(text)
         answers.append(
             Answer(
                 question=question,
                 sample=sample,
-                seed=drawn,
-                text=text,
-                reply=reply,
-                grade=grade(reply, question.gold),
+                seed=seeds[index],
+                text=texts[index],
+                reply=replies[index],
+                grade=grades[index],
                 tokens=len(ids),
                 thinking_tokens=ids.index(tags[1]) if tags[1] in ids else 0,
                 stopped=completion.finish == "stop",

@@ -83,7 +83,7 @@ def test_curation_generated_sources_give_disjoint_pools_and_benchmarks(tmp_path:
         assert (handle.name, handle.rows, handle.digest) == (f"curation.{name}", len(ids[name]), digest_of_file(handle.path))
         assert handle.producer == "0123456789abcdef"
     schema = parquet.read_schema(output.outputs["rl"].path)
-    assert schema.names == ["problem_id", "question", "answer", "family", "source", "trace", "scale"]
+    assert schema.names == ["problem_id", "question", "answer", "answer_type", "grading", "family", "source", "trace", "scale"]
     assert parquet.read_schema(output.outputs["benchmarks"].path).names == ["benchmark", *schema.names]
     benchmarks = rows_of(output, "benchmarks")
     assert [sum(row["benchmark"] == name for row in benchmarks) for name in ("hard", "standard")] == [24, 24]

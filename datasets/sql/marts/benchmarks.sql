@@ -8,11 +8,13 @@
 --   source      varchar  where it stands in the recipe, and what it is
 --   row_number  bigint   1 for the first row of the source
 --   row_id      varchar  the source's own name for the row; null without one
+--   answer_type varchar  how answers are graded (stages/rewards/tasks.py)
+--   grading     varchar  what that needs beside the answer, a JSON object; null for nothing
 --   trace       varchar  worked chain of thought; null without one
 --   scale       bigint   length of the chain a solver needs; 0 when unknown
 --   position    bigint   order within the benchmark; families take turns
 with final as (
-    select benchmark, problem_id, question, answer, family, source, row_number, row_id, trace, scale, position
+    select benchmark, problem_id, question, answer, family, source, row_number, row_id, answer_type, grading, trace, scale, position
     from int_benchmark_problems
 )
 

@@ -11,6 +11,8 @@
 --   source      varchar  where it stands in the recipe, and what it is
 --   row_number  bigint   1 for the first row of the source
 --   row_id      varchar  the source's own name for the row; null without one
+--   answer_type varchar  how answers are graded (stages/rewards/tasks.py)
+--   grading     varchar  what that needs beside the answer, a JSON object; null for nothing
 --   trace       varchar  worked chain of thought; null without one
 --   scale       bigint   length of the chain a solver needs; 0 when unknown
 --   position    bigint   order over all pools, by a second hash, so that families are mixed from the first row on
@@ -41,6 +43,8 @@ final as (
         placed.source,
         placed.row_number,
         placed.row_id,
+        placed.answer_type,
+        placed.grading,
         placed.trace,
         placed.scale,
         row_number() over (order by placed.turn) as position

@@ -7,6 +7,8 @@
 --   row_id         varchar  the source's own name for the row, spaces around it removed; null without one or when it is empty
 --   question, answer, trace, family   varchar, spaces around them removed; trace is null without one
 --   scale          bigint   length of the chain a solver needs; 0 when unknown
+--   answer_type    varchar  how answers are graded (stages/rewards/tasks.py)
+--   grading        varchar  what that needs beside the answer, a JSON object; null for nothing
 --   row_text       varchar  the row as it was read: a line, or of a table the columns that the source names
 --   normalised     varchar  question in lower case, every run of white space one space (open-r1)
 --   reason         varchar  the rule the row breaks; null for a good row
@@ -25,6 +27,7 @@ with normalised as (
         row_text,
         unreadable,
         answer_type,
+        grading,
         trim(regexp_replace(lower(question), '[\s\x0b\x1c-\x1f\x85\p{Z}]+', ' ', 'g')) as normalised
     from raw_rows
 ),
@@ -38,7 +41,7 @@ numbered as (
 
 final as (
     select
-        numbered.* exclude (unreadable, answer_type, first_row),
+        numbered.* exclude (unreadable, first_row),
         case
             when unreadable is not null then unreadable
             when normalised is null then 'the question is missing'

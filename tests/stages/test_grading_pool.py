@@ -1,0 +1,275 @@
+"""The pool of graders: limits for each job, replacement of what was killed, no process left behind, 10,000 hostile inputs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stages.errors import RewardError
+from stages.rewards.equivalence import equivalent, math_pool
+from stages.rewards.grading import Grade, Verdict
+from stages.rewards.pool import MAX_JOB_BYTES, Job, Pool
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = [json.loads(line) for line in (ROOT / "datasets" / "hostile.jsonl").read_text(encoding="utf-8").splitlines()]
+INPUTS = 10_000
+
+HANG = Job(signal.pause, ())
+HOG = Job(pow, (3, 10**9))  # holds the interpreter's lock: no thread and no handler of its own could end it
+CRASH = Job(signal.raise_signal, (signal.SIGSEGV,))
+LEAVE = Job(os._exit, (3,))
+EAT = Job(bytearray, (700 << 20,))
+FAIL = Job(int, ("x",))
+
+
+def right(reason: object) -> Job:
+    return Job(Grade, (Verdict.RIGHT, str(reason)))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(2, seconds=1.0, memory_mib=512) as opened:
+        yield opened
+
+
+def until(true: Callable[[], bool], limit_s: float = 20.0) -> None:
+    """Wait until it holds; fail after the limit."""
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, "it never came to hold"
+        threading.Event().wait(0.05)
+
+
+def children_of(pid: int) -> set[int]:
+    """Living child processes, from /proc."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.add(int(entry.name))
+    return found
+
+
+def test_grade_many_jobs_come_back_in_their_order(pool: Pool) -> None:
+    grades = pool.grade([right(number) for number in range(2_000)])
+    assert [grade.reason for grade in grades] == [str(number) for number in range(2_000)]
+    assert {grade.verdict for grade in grades} == {Verdict.RIGHT}
+    assert pool.grade([]) == []
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (HANG, "timed out after 1 s"),
+        (HOG, "timed out after 1 s"),
+        (CRASH, "the grading process ended, killed by signal 11"),
+        (LEAVE, "the grading process ended, status 3"),
+        (EAT, "out of memory: more than 512 MiB"),
+        (FAIL, "the grader failed with ValueError: invalid literal"),
+        (Job(len, ("not a grade",)), "the grader failed with TypeError"),
+        (Job(sys.exit, (0,)), "the grader failed with SystemExit"),
+    ],
+    ids=["hang", "hog", "crash", "leave", "eat", "fail", "no grade", "exit"],
+)
+def test_grade_a_job_that_goes_wrong_is_not_graded_and_harms_no_other(pool: Pool, job: Job, reason: str) -> None:
+    jobs = [right(number) if number % 4 else job for number in range(12)]
+    grades = pool.grade(jobs)
+    for number, grade in enumerate(grades):
+        if number % 4:
+            assert grade == (Verdict.RIGHT, str(number))
+        else:
+            assert grade.verdict is Verdict.NOT_GRADED
+            assert grade.reason.startswith(reason)
+
+
+def test_grade_jobs_that_hang_cost_their_limit_and_no_more(pool: Pool) -> None:
+    pool.grade([right(0)])
+    start = time.monotonic()
+    assert {grade.verdict for grade in pool.grade([HANG] * 4)} == {Verdict.NOT_GRADED}
+    assert time.monotonic() - start < 2 * 1.0 + 3  # two at a time, two times the limit
+
+
+def test_grade_a_job_of_many_bytes_is_graded_and_one_of_too_many_is_not(pool: Pool) -> None:
+    small, large, too_large = pool.grade([right("x"), right("y" * 4_000_000), right("z" * (MAX_JOB_BYTES + 1))])
+    assert small == (Verdict.RIGHT, "x")
+    assert large == (Verdict.RIGHT, "y" * 300)  # a reason is kept short
+    assert too_large.verdict is Verdict.NOT_GRADED
+    assert too_large.reason.startswith("a job of 16,777,")
+
+
+def test_grade_a_grader_that_is_no_function_of_a_module_is_an_error_that_says_so(pool: Pool) -> None:
+    with pytest.raises(RewardError, match="a grader is a function of a module"):
+        pool.grade([Job(lambda: Grade(Verdict.RIGHT, ""), ())])
+    assert pool.grade([right(1)]) == [(Verdict.RIGHT, "1")]
+
+
+def test_grade_from_several_threads_gives_each_its_own(pool: Pool) -> None:
+    found: dict[int, list[Grade]] = {}
+
+    def ask(name: int) -> None:
+        found[name] = pool.grade([right(f"{name}/{number}") for number in range(200)])
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert {name: [grade.reason for grade in grades] for name, grades in found.items()} == {
+        name: [f"{name}/{number}" for number in range(200)] for name in range(4)
+    }
+
+
+def test_grade_when_the_process_that_forks_is_killed_goes_on_with_a_new_one() -> None:
+    before = children_of(os.getpid())
+    with Pool(1, seconds=2.0) as opened:
+        opened.grade([right(0)])
+        (nursery,) = children_of(os.getpid()) - before
+        os.kill(nursery, signal.SIGKILL)
+        assert opened.grade([right(1)]) == [(Verdict.RIGHT, "1")]
+
+
+def test_grade_after_an_idle_worker_was_killed_blames_no_job() -> None:
+    before = children_of(os.getpid())
+    with Pool(2, seconds=2.0) as opened:
+        opened.grade([right(0)])
+        (nursery,) = children_of(os.getpid()) - before
+        for worker in children_of(nursery):
+            os.kill(worker, signal.SIGKILL)
+        until(lambda: not children_of(nursery))
+        assert opened.grade([right(number) for number in range(4)]) == [(Verdict.RIGHT, str(number)) for number in range(4)]
+
+
+def test_pool_that_cannot_start_is_an_error_and_no_hang() -> None:
+    with Pool(1, warm_up=[FAIL]) as opened, pytest.raises(RewardError, match="grading processes cannot be kept running"):
+        opened.grade([right(0)])
+
+
+def test_pool_closed_twice_leaves_no_process() -> None:
+    before = children_of(os.getpid())
+    opened = Pool(2)
+    opened.grade([right(0)])
+    (nursery,) = children_of(os.getpid()) - before
+    workers = children_of(nursery)
+    assert len(workers) == 2
+    opened.close()
+    opened.close()
+    assert children_of(os.getpid()) == before
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def test_pool_of_a_caller_that_is_killed_ends_with_it_even_in_the_middle_of_jobs() -> None:
+    script = (
+        "import sys\nfrom stages.rewards.pool import Job, Pool\nimport signal\n"
+        "pool = Pool(2, seconds=600)\nprint('up', flush=True)\n"
+        "pool.grade([Job(signal.pause, ()), Job(pow, (3, 10**9))])\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path))}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE) as caller:
+        assert caller.stdout is not None
+        caller.stdout.readline()
+        until(lambda: any(len(children_of(child)) == 2 for child in children_of(caller.pid)))
+        (nursery,) = children_of(caller.pid)
+        workers = children_of(nursery)
+        caller.kill()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (nursery, *workers)))
+
+
+def test_hostile_texts_that_ship_are_many_and_all_different() -> None:
+    assert len({text_of(row) for row in HOSTILE}) == len(HOSTILE) > 80
+
+
+def largest_child_mib() -> float:
+    """Peak resident size of the largest process among all descendants that have ended."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+
+
+def text_of(row: dict[str, object]) -> str:
+    return f"{row['start']}{str(row['unit']) * int(str(row['times']))}{row['end']}"
+
+
+def hostile_inputs(count: int, seed: int) -> list[tuple[str, str]]:
+    """Answers and gold answers: the shipped texts, pieces of them put together, and one beside another."""
+    drawn = random.Random(seed)
+    texts = [text_of(row) for row in HOSTILE]
+    units = [str(row["unit"]) for row in HOSTILE] + list("0123456789+-*/^_{}()[]|!%'\"$\\,.;:=<>& xyzπ√∞±°½²\n\t\x00")
+    golds = [
+        "7",
+        r"\frac{1}{2}",
+        "x^2+1",
+        r"\{1,2\}",
+        "(1,2)",
+        "[0,1)",
+        "x=3",
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
+        "10 cm",
+        "east",
+        r"\sqrt{2}",
+    ]
+    inputs = [(text, "7") for text in texts] + [("7", text) for text in texts]
+    while len(inputs) < count:
+        pieces = "".join(drawn.choice(units) * drawn.choice((1, 1, 1, 2, 9)) for _ in range(drawn.randint(1, 40)))
+        cut = drawn.choice(texts)[: drawn.randint(1, 400)]
+        inputs.append((drawn.choice((pieces, cut, cut + pieces)), drawn.choice((*golds, drawn.choice(texts)[:200], pieces[::2]))))
+    return inputs[:count]
+
+
+@pytest.mark.slow
+def test_equivalent_on_ten_thousand_hostile_inputs_neither_hangs_nor_breaks_the_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    memory_mib = 512
+    inputs = hostile_inputs(INPUTS, seed=5)
+    start, before_mib = time.monotonic(), largest_child_mib()
+    with math_pool(seconds=2.0, memory_mib=memory_mib) as opened:
+        grades = opened.grade([Job(equivalent, pair) for pair in inputs])
+        assert opened.grade([Job(equivalent, (r"\frac{2}{4}", "0.5"))])[0].verdict is Verdict.RIGHT
+    seconds = time.monotonic() - start
+    peak_mib = largest_child_mib()
+    reasons = Counter(grade.reason.split(":")[0][:40] for grade in grades if grade.verdict is Verdict.NOT_GRADED).most_common(8)
+    failures = [(pair, grade) for pair, grade in zip(inputs, grades, strict=True) if grade.reason.startswith("the grad")]
+    with capsys.disabled():
+        print(f"\n{INPUTS:,} hostile inputs in {seconds:.0f} s, largest process {peak_mib:.0f} MiB; not graded: {dict(reasons)}")
+    assert len(grades) == INPUTS
+    assert failures == []
+    assert peak_mib < 256 + memory_mib or peak_mib == before_mib  # other tests' processes may have been larger
+    assert sum(grade.verdict is Verdict.RIGHT for grade in grades[: 2 * len(HOSTILE)]) == 0
+
+
+@pytest.fixture(scope="module")
+def grading() -> Iterator[Pool]:
+    with math_pool(1, seconds=2.0, memory_mib=512) as opened:
+        yield opened
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.text(max_size=60)
+            | st.from_regex(r"(\\(frac|sqrt|sum|int|pm|text|left\(|begin\{pmatrix\})|[0-9x^_{}()+*/!,= -]){1,30}", fullmatch=True),
+            st.text(min_size=1, max_size=20) | st.sampled_from(["7", r"\frac12", r"\{1,2\}", "[0,1)", "x=3"]),
+        ),
+        min_size=5,
+        max_size=20,
+    )
+)
+@pytest.mark.slow
+def test_equivalent_on_any_text_gives_a_verdict_and_never_fails(grading: Pool, inputs: list[tuple[str, str]]) -> None:
+    for pair, grade in zip(inputs, grading.grade([Job(equivalent, pair) for pair in inputs]), strict=True):
+        assert not grade.reason.startswith("the grad"), (pair, grade)
