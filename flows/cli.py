@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shlex
 import signal
 import sys
 import time
@@ -269,7 +270,7 @@ def table(recipe: RecipeName, set_: Set = None, as_json: Json = False) -> None:
         if found is None:
             raise ArtifactError(
                 f"no evaluation of {checked.name} has finished with these settings in {home_folder()}; "
-                f"make one: posttrain run {recipe}{set_options(set_ or [])}"
+                f"make one: posttrain run {shlex.quote(recipe)}{set_options(set_ or [])}"
             )
         if as_json:
             _write(found.to_json())

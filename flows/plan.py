@@ -182,8 +182,9 @@ def make_key(node: Node, inputs: Mapping[str, Ref]) -> dict[str, Any]:
     files = {}
     for path in node.config.files():
         if not path.is_file():
+            fault = "is no file" if path.exists() else "does not exist"
             raise ConfigError(
-                f"{node.name}: the file {path} does not exist (seen from {Path.cwd()}); put it there, or change its path in the recipe"
+                f"{node.name}: the file {path} {fault} (seen from {Path.cwd()}); put it there, or change its path in the recipe"
             )
         files[str(path)] = digest_of_file(path)
     return {

@@ -6,6 +6,7 @@ Light: imports neither prefect, mlflow nor torch.
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,7 +92,7 @@ def prepare(request: Request, home: Path, *, upto: str | None = None) -> Job:
     missing = [step for step in steps if step.node.name not in wanted and step.action != "reuse"]
     if missing:
         what = ", ".join(f"{step.node.name} ({step.why})" for step in missing)
-        command = f"posttrain stage {missing[0].node.name} --recipe {request.recipe}{set_options(request.overrides)}"
+        command = f"posttrain stage {missing[0].node.name} --recipe {shlex.quote(request.recipe)}{set_options(request.overrides)}"
         raise ArtifactError(
             f"{request.only or request.start_from} needs what has not been made with these settings: {what}. "
             f"Make it with: {command}; or take it from an earlier run with --of"
@@ -100,8 +101,8 @@ def prepare(request: Request, home: Path, *, upto: str | None = None) -> Job:
 
 
 def set_options(overrides: Sequence[str]) -> str:
-    """Overrides as the command line takes them, a blank before each."""
-    return "".join(f" --set '{item}'" for item in overrides)
+    """Overrides as a shell takes them, a blank before each."""
+    return "".join(f" --set {shlex.quote(item)}" for item in overrides)
 
 
 def _recipe(request: Request, home: Path) -> tuple[Recipe, Record | None]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flows.plan import make_plan, results_of, take
 from flows.recipe import load_recipe
+from flows.request import set_options
 from stages.artifacts import Ref
 from stages.errors import ArtifactError, ConfigError
 from stages.tables import read_rows
@@ -43,7 +44,7 @@ def check_review(recipe: str, overrides: Sequence[str], node: str, home: Path, p
 
 def check_of(recipe: str, overrides: Sequence[str], node: str, path: Path) -> str:
     """The command that checks an edited file, for a shell."""
-    return f"posttrain review {shlex.quote(recipe)} --stage {node}{_set(overrides)} --check {shlex.quote(str(path))}"
+    return f"posttrain review {shlex.quote(recipe)} --stage {node}{set_options(overrides)} --check {shlex.quote(str(path))}"
 
 
 def use_of(recipe: str, overrides: Sequence[str], node: str, path: Path) -> str:
@@ -51,11 +52,7 @@ def use_of(recipe: str, overrides: Sequence[str], node: str, path: Path) -> str:
     text = str(path.absolute())
     value = text if _PLAIN.fullmatch(text) else json.dumps(text)  # the value of an override is YAML
     others = [item for item in overrides if not item.startswith(f"{node}.review=")]
-    return f"posttrain run {shlex.quote(recipe)}{_set([*others, f'{node}.review={value}'])}"
-
-
-def _set(overrides: Sequence[str]) -> str:
-    return "".join(f" --set {shlex.quote(item)}" for item in overrides)
+    return f"posttrain run {shlex.quote(recipe)}{set_options([*others, f'{node}.review={value}'])}"
 
 
 def _traces(recipe: str, overrides: Sequence[str], node: str, home: Path) -> Ref:
@@ -66,6 +63,6 @@ def _traces(recipe: str, overrides: Sequence[str], node: str, home: Path) -> Ref
         raise ConfigError(f"{checked.name} has no cold start called {node!r}; traces are reviewed for a cold start; it has: {known}")
     results = results_of(make_plan(checked, home))
     if source.node not in results:
-        command = f"posttrain stage {source.node} --recipe {shlex.quote(recipe)}{_set(overrides)}"
+        command = f"posttrain stage {source.node} --recipe {shlex.quote(recipe)}{set_options(overrides)}"
         raise ArtifactError(f"{source} has not finished with these settings; run it first: {command}")
     return take({name: result.outputs for name, result in results.items()}, source)

@@ -28,7 +28,8 @@ from stages.data_report import write_difficulty
 from stages.difficulty import Evidence, RateRule, beta_binomial, dropped_by, guess_tries, is_settled, rate_rules
 from stages.errors import DataError, RewardError
 from stages.records import Recorder
-from stages.rewards.grading import GRADER, Verdict
+from stages.rewards.grading import Verdict
+from stages.rewards.tasks import grader_of
 from stages.rollouts.answers import Answer, Question, ask, require_graded
 from stages.rollouts.engine import RolloutEngine
 from stages.tables import read_rows, write_rows
@@ -182,7 +183,7 @@ def _judge(problem_id: str, tried: Sequence[_Tried], config: PassRates) -> tuple
         "model": tried[0].model,
         "template": tried[0].template,
         "sampler": config.sampler.model_dump_json(),
-        "grader": GRADER,
+        "grader": grader_of(attempts[0].question.answer_type),
         "thinking": config.thinking,
         "drawn": len(attempts),
         "attempts": graded,
@@ -213,7 +214,7 @@ def _attempt_rows(tried: Sequence[_Tried], config: PassRates) -> list[dict[str, 
             "model": each.model,
             "template": each.template,
             "sampler": config.sampler.model_dump_json(),
-            "grader": GRADER,
+            "grader": grader_of(answer.question.answer_type),
             "thinking": each.thinking,
             "attempt": answer.sample,
             "seed": answer.seed,

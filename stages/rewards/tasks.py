@@ -21,18 +21,23 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from importlib.metadata import version
 from typing import Any, NamedTuple, get_args
 
 from stages.chat import Reply
 from stages.config import AnswerType
 from stages.rewards.code import grade_code
+from stages.rewards.equivalence import GRADER as MATH_GRADER
 from stages.rewards.equivalence import equivalent
 from stages.rewards.extraction import final_answer, innermost
+from stages.rewards.grading import GRADER as TEXT_GRADER
 from stages.rewards.grading import Grade, Verdict, boxed_answers, grade, normalise
 from stages.rewards.pool import Job, Pool
 from stages.rewards.second_opinion import Graded, SecondOpinion, math_verify_grade, second_opinion
 
 ANSWER_TYPES: tuple[str, ...] = get_args(AnswerType)
+VERSION = 1
+"""Of the graders that stand in this file."""
 MAX_ANSWER_CHARACTERS = 20_000
 """A longer answer is wrong: no gold answer is that long (curation keeps none)."""
 _MAX_EXPONENT = 400
@@ -52,6 +57,18 @@ _FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
 _LETTER = re.compile(r"[(\[]?([A-Za-z])(?:[)\].:]+|$)\s*(.*)", re.DOTALL)
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit)\{([^{}]*)\}")
 _FRACTION = re.compile(r"([+-]?)\s*(?:\\[dt]?frac\{(\d+)\}\{(\d+)\}|(\d+)\s*/\s*(\d+))")
+
+
+def grader_of(answer_type: str) -> str:
+    """Name and version of what grades a type, kept with what it decides."""
+    match answer_type:
+        case "text":
+            return TEXT_GRADER
+        case "math":
+            return f"{MATH_GRADER}, math-verify {version('math-verify')}"
+        case "reasoning_gym":
+            return f"reasoning-gym {version('reasoning-gym')}"
+    return f"{answer_type}-{VERSION}"
 
 
 class Task(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -161,7 +162,7 @@ def test_stage_without_its_inputs_names_the_command_that_makes_them(project: Pat
     assert result.exit_code == 1
     text = " ".join(result.output.split())
     assert "pass_rates needs what has not been made with these settings: curation (never ran)" in text
-    assert "posttrain stage curation --recipe ../rates.yaml --set 'pass_rates.attempts=4'" in text
+    assert "posttrain stage curation --recipe ../rates.yaml --set pass_rates.attempts=4" in text
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_stage_without_its_inputs_names_the_command_that_makes_them(project: Pat
         (["run", "no_such_recipe"], 2, "there is no recipe 'no_such_recipe'"),
         (["stage", "curations", "--recipe", "../small.yaml"], 2, "did you mean curation?"),
         (["table", "../small.yaml"], 1, "no evaluation of small has finished with these settings"),
-        (["table", "../small.yaml", "--set", "seed=1"], 1, "make one: posttrain run ../small.yaml --set 'seed=1'"),
+        (["table", "../small.yaml", "--set", "seed=1"], 1, "make one: posttrain run ../small.yaml --set seed=1"),
         (["plan"], 2, "RECIPE"),
         (["plan", "../small.yaml", "--no-such-option"], 2, "No such option"),
     ],
@@ -183,6 +184,15 @@ def test_command_ends_with_a_status_and_a_text_that_helps(project: Path, argumen
     assert result.exit_code == status
     assert said in " ".join(result.output.split())
     assert "Traceback" not in result.output
+
+
+def test_command_that_is_suggested_stays_whole_in_a_shell(project: Path) -> None:
+    (project / "two words.yaml").write_text(RECIPE)
+    override = "curation.exclude=['proof', 'multi-part']"
+    result = posttrain("table", "../two words.yaml", "--set", override)
+    assert result.exit_code == 1
+    suggested = " ".join(result.output.split()).partition("make one: ")[2]
+    assert shlex.split(suggested)[:5] == ["posttrain", "run", "../two words.yaml", "--set", override]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
