@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.artifacts import Handles, StageOutput
-from stages.chat import CHAT_MARKERS, STOP_TOKEN, TEMPLATE, THINK_TOKENS
+from stages.chat import CHAT_MARKERS, PAD_TOKEN, RESERVED, STOP_TOKEN, TEMPLATE, THINK_TOKENS
 from stages.config import BasePretraining
 from stages.problems import RESPONSE_STYLES, Problem, exact, generate, seed_of
 from stages.training import common_arguments, export_checkpoint, train
@@ -28,7 +28,6 @@ from stages.training import common_arguments, export_checkpoint, train
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-PAD_TOKEN = "<|endoftext|>"
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -125,14 +124,13 @@ def train_tokenizer(config: BasePretraining, seed: int) -> PreTrainedTokenizerFa
         [pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     bpe.decoder = decoders.ByteLevel()
-    markers = [PAD_TOKEN, *CHAT_MARKERS, *THINK_TOKENS]
     documents = _documents(random.Random(seed_of(seed, "tokenizer")))
     sample = (next(documents) for _ in range(20_000))
     bpe.train_from_iterator(
-        (part for text in sample for part in _without(text, markers)),
+        (part for text in sample for part in _without(text, RESERVED)),
         trainers.BpeTrainer(
             vocab_size=config.vocabulary - len(THINK_TOKENS),
-            special_tokens=markers[: 1 + len(CHAT_MARKERS)],
+            special_tokens=[PAD_TOKEN, *CHAT_MARKERS],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),
@@ -276,7 +274,7 @@ def _endless(family: str, seed: int, slip: Callable[[int], int], parameters: dic
         seed += chunk  # reasoning-gym seeds item i with seed + i: the next chunk starts where this ended
 
 
-def _without(text: str, markers: list[str]) -> list[str]:
+def _without(text: str, markers: Sequence[str]) -> list[str]:
     """The pieces of `text` between chat markers: merges must not be learnt across them."""
     return [part for part in re.split("|".join(map(re.escape, markers)), text) if part]
 

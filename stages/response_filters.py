@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from stages.chat import CHAT_MARKERS, THINK_TOKENS, Reply
+from stages.chat import RESERVED, Reply
 from stages.config import ResponseFilter, ResponseFilterLimits
 from stages.rewards.grading import Verdict, boxed_answers, grade, normalise
 
@@ -102,7 +102,7 @@ def _fault(name: ResponseFilter, trace: Trace, limits: ResponseFilterLimits, val
 
 def chat_marker(text: str) -> str | None:
     """The first of the chat template's markers that a text holds."""
-    return next((marker for marker in (*CHAT_MARKERS, *THINK_TOKENS) if marker in text), None)
+    return next((marker for marker in RESERVED if marker in text), None)
 
 
 def wrong_answer(response: str, gold: str) -> str | None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from stages.artifacts import digest_of_file
-from stages.chat import CHAT_MARKERS, THINK_TOKENS
+from stages.chat import RESERVED
 from stages.config import Curation, DuckDBSource, FileSource, HuggingFaceSource, ReasoningGymSource
 from stages.errors import DataError
 from stages.problems import generate, seed_of
@@ -212,7 +212,7 @@ def _raw_row(place: Place, source: Rows, number: int, text: str, row: dict[str, 
         if not mark:
             return blank._replace(unreadable=f"the answer holds no {source.answer_after!r}, after which the gold answer stands")
     for what, value in (("question", question), ("answer", answer), ("trace", trace)):
-        if found := next((marker for marker in (*CHAT_MARKERS, *THINK_TOKENS) if marker in (value or "")), None):
+        if found := next((marker for marker in RESERVED if marker in (value or "")), None):
             return blank._replace(unreadable=f"the {what} holds {found}, a marker of the chat format")
     return blank._replace(question=question, answer=answer, trace=trace, row_id=row_id, answer_type=source.answer_type, grading=grading)
 

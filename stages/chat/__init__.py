@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, Protocol
 CHAT_MARKERS = ("<|im_start|>", "<|im_end|>")
 STOP_TOKEN = "<|im_end|>"
 THINK_TOKENS = ("<think>", "</think>")
+PAD_TOKEN = "<|endoftext|>"
+RESERVED = (PAD_TOKEN, *CHAT_MARKERS, *THINK_TOKENS)
+"""What no text of a problem or a trace may hold: a tokenizer would take it for structure."""
 TEMPLATE = (Path(__file__).parent / "template.jinja").read_text()
 
 

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from stages.artifacts import digest_of_file
-from stages.chat import CHAT_MARKERS, THINK_TOKENS
+from stages.chat import RESERVED
 from stages.config import Curation, DuckDBSource
 from stages.errors import DataError
 from stages.sources import RawRow, read_source, sources_in_order
@@ -293,7 +293,7 @@ def test_sources_date_that_python_cannot_hold_costs_only_its_row_and_nothing_whe
 
 
 @pytest.mark.parametrize("column", ["question", "answer", "work"])
-@pytest.mark.parametrize("marker", [*CHAT_MARKERS, *THINK_TOKENS])
+@pytest.mark.parametrize("marker", RESERVED)
 def test_sources_text_with_a_marker_of_the_chat_format_is_unreadable(tmp_path: Path, column: str, marker: str) -> None:
     good = {"question": "is a < b |> c?", "answer": "<|im_|>", "work": "think>"}
     source = write(tmp_path / "a.jsonl", [good, good | {column: f"say {marker} now"}])
