@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,14 @@ def test_format_reward_of_an_answer_that_is_the_response_needs_no_box(completion
         ("合計はいくつですか", "まず計算する", 1.0),  # Japanese writes in three scripts
         ("What is the sum?", "α + β = γ, so x = \\frac{y}{2} and `код` is $формула$ of it", 1.0),  # formulas and code are no words
         ("Сколько будет?", "сначала сложим both числа", 3 / 4),
+        ("求最大值。", "我们 need to 计算 x 的 value", 5 / 8),  # single Latin letters are variables
+        ("求最大值。", "设 x² + y₁ = 10²，①所以 \\(AB + CD\\) 与 \\[EF\\] 最大", 1.0),  # raised digits are no letters; \\( \\) is a formula
+        ("求最大值。", "点Ａ在线ＡＢ上", 4 / 5),  # full-width Latin is Latin
+        ("求最大值。", "时时刻刻、人々 think", 6 / 7),
+        ("What is the sum?", "First, 10² = 100, so half (½) of it is 50 \\(und 我们\\)", 1.0),
+        ("What is the sum?", "\\(AB\\) 我们 add them \\(CD", 3 / 5),  # a formula that is not closed is text
+        ("合計はいくつですか", "コンピューターで計算する", 1.0),  # the mark of a long vowel is kana
+        ("합은 얼마입니까?", "먼저 더한다 then 곱한다", 3 / 4),
         ("What is the sum?", "", 0.0),
         ("What is the sum?", "<think><answer></answer>", 0.0),
         ("What is the sum?", "3+4=7", 0.0),  # no words, so nothing to pay for
@@ -157,6 +166,7 @@ def test_overlong_punishment_of_a_length_is_that_of_dapo_equation_13(limit: int,
         ("a b c a b c", 3, -0.25),  # abc bca cab abc: three of four are new
         ("a b c d e f", 3, 0.0),
         ("no " * 10, 2, -8 / 9),
+        ("no No nO NO no", 2, -3 / 4),  # capitals make no other words
         ("想想想想想", 2, -3 / 4),  # no spaces needed
         ("too short", 3, 0.0),
         ("", 2, 0.0),
@@ -164,6 +174,14 @@ def test_overlong_punishment_of_a_length_is_that_of_dapo_equation_13(limit: int,
 )
 def test_repetition_penalty_of_a_text_is_minus_its_share_of_repeated_runs(text: str, words: int, expected: float) -> None:
     assert repetition_penalty(text, words) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("unit", ["\\(", "\\[", "`", "```", "$", "<", "</", "我", "a ", "\\", "²"])
+def test_text_rewards_of_a_hostile_text_are_quick(unit: str) -> None:
+    start = time.process_time()
+    language_consistency(unit * 50_000, unit * 50_000)
+    repetition_penalty(unit * 50_000, 20)
+    assert time.process_time() - start < 2
 
 
 def test_missing_stop_penalty_falls_on_replies_cut_at_the_limit_only() -> None:
