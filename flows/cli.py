@@ -247,12 +247,15 @@ def up() -> None:
 
 @app.command()
 def check(recipe: RecipeName, set_: Set = None) -> None:
-    """Check a recipe and its settings without running anything.
+    """Check a recipe, its settings and what its graders need of this host, without running a stage.
 
     Example: posttrain check my_recipe.yaml
     """
     with _reported(False) as screen:
+        from flows.audit import require_host
+
         checked = load_recipe(recipe, set_ or [])
+        require_host(checked.nodes)
         screen.console.print(f"{checked.name}: {len(checked.nodes)} stages, {checked.description}".rstrip(", "))
 
 

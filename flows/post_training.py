@@ -23,6 +23,7 @@ from prefect.states import Cancelled
 from prefect.utilities.urls import url_for
 from pydantic import Field
 
+from flows.audit import require_host
 from flows.history import keep, open_run
 from flows.launch import warm_up
 from flows.models import find_model, models_used
@@ -119,7 +120,7 @@ def conduct(asked: Request, *, dry_run: bool = False) -> Outcome | State | None:
     show_plan(job.steps)
     if dry_run:
         return None
-    warm_up_for([job])
+    make_ready([job])
     run = open_job(job, job.whole.variant, kind="recipe" if job.is_whole else "rerun", stage=job.stage)
     handles = given_models(job.recipe)
     try:
@@ -131,9 +132,10 @@ def conduct(asked: Request, *, dry_run: bool = False) -> Outcome | State | None:
         return Cancelled(message=str(error) or "Ctrl-C")
 
 
-def warm_up_for(jobs: Sequence[Job]) -> None:
-    """Start the process that stages are forked from, when one of the jobs has a stage to run."""
-    if any(job.to_run for job in jobs):
+def make_ready(jobs: Sequence[Job]) -> None:
+    """When there is a stage to run: see that the host has what its grader needs, and start the process that stages are forked from."""
+    if nodes := [step.node for job in jobs for step in job.to_run]:
+        require_host(nodes)
         warm_up()
 
 

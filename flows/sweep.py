@@ -27,12 +27,12 @@ from flows.post_training import (
     closing_links,
     finish_record,
     given_models,
+    make_ready,
     name_asked_for,
     open_job,
     open_part,
     show_comparison,
     show_plan,
-    warm_up_for,
 )
 from flows.request import Request, Sweep, prepare_sweep
 from flows.scores.comparison import Measured, compare
@@ -86,7 +86,7 @@ def ablation(
         for job in sweep.jobs:
             show_plan(job.steps)
         return None
-    warm_up_for(sweep.jobs)
+    make_ready(sweep.jobs)
     whole = open_job(sweep.jobs[0], "; ".join(vary), kind="ablation", stage=stage, compared_at=sweep.compared_at)
     try:
         with whole.closing():

@@ -458,7 +458,9 @@ class JudgeConfig(Settings):
     """A model that says whether an answer equals the reference (Kimi k1.5's chain-of-thought reward model)."""
 
     address: str = Field(
-        pattern=r"^https?://", description="OpenAI-compatible address, for instance http://127.0.0.1:8000/v1.", json_schema_extra=PLACEMENT
+        pattern=r"^https?://[^\s@?#]+$",
+        description="OpenAI-compatible address without a key in it, for instance http://127.0.0.1:8000/v1.",
+        json_schema_extra=PLACEMENT,
     )
     model: str = Field(min_length=1, description="Name of the model at that address.")
     decides: Literal["not_graded", "all"] = Field(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
@@ -28,6 +28,7 @@ _SYNONYMS = {
     "min": "minute mins", "h": "hr hour hrs", "day": "", "week": "wk", "month": "", "year": "yr", "deg": "degree degs", "rad": "radian",
     "$": "dollar usd buck", "cent": "", "euro": "eur", "km/h": "kmh kph kmph", "mi/h": "mph", "unit": "", "n": "newton", "j": "joule",
     "w": "watt", "v": "volt", "pm": "", "am": "", "ha": "hectare", "acre": "", "people": "person", "hz": "hertz", "kw": "kilowatt",
+    "yen": "jpy", "rupee": "inr rs", "yuan": "rmb cny",
     "celsius": "", "fahrenheit": "", "ton": "tonne", "man": "men", "child": "children", "way": "", "time": "", "point": "pts pt",
 }  # fmt: skip
 _UNITS = {word: unit for unit, words in _SYNONYMS.items() for word in (unit, *words.split())}
@@ -36,9 +37,19 @@ _SHORT = frozenset(word + end for word in _UNITS for end in ("", "s") if 1 < len
 """Words of two and three letters; other runs of so few letters are variables side by side."""
 _LONE_UNITS = frozenset("msghLlNJWV")
 _FACTORS = {"hundred": 100, "thousand": 1_000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
-_TURNING_WORDS = "below under less fewer more negative minus not over above remainder plus times least most except off early late"
-_TURNS = frozenset(_TURNING_WORDS.split())
+_TURNING_WORDS = "below under less fewer more negative minus not over above remainder plus least most except off early late"
+_TURNS = frozenset((*_TURNING_WORDS.split(), *_FACTORS, "basis", "mille", "permille", "wrong", "incorrect", "false"))
 """Words behind a number that make it another: 5 below is not 5."""
+_OPERATIONS = (
+    "squared cubed factorial doubled tripled halved root choose divided multiplied raised mod modulo by to through thru until point "
+    "halves thirds fourths fifths sixths sevenths eighths ninths tenths hundredths thousandths millionths billionths quadrillion lakh crore"
+)
+_FIRST_TURNS = frozenset(_OPERATIONS.split())
+"""Words that do so where they come first: 5 tenths, 5 choose two."""
+_NUMBER_WORDS = "half third two three four five six seven eight nine ten eleven twelve"
+_LAST_TURNS = frozenset(_NUMBER_WORDS.split())
+"""And where they come last: 5 of seven, 35 per cent of one half."""
+_REALS = frozenset(("all real numbers", "all reals", "all real", "real numbers"))
 _NOISE = frozenset(("the", "a", "an", "of", "is", "are"))
 _MATRICES = frozenset(("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"))
 
@@ -110,13 +121,21 @@ def read_value(text: str) -> Value:
 
 def _with_percent(tokens: list[Mark]) -> list[Mark]:
     words = ("percent", "percents", "percentage", "pct")
-    return [Mark("sign", "%", mark.spaced) if mark.kind == "word" and mark.text.lower() in words else mark for mark in tokens]
+    found: list[Mark] = []
+    for mark in tokens:
+        name = mark.text.lower() if mark.kind == "word" else ""
+        if name == "cent" and found and found[-1].text.lower() == "per":
+            found[-1] = Mark("sign", "%", found[-1].spaced)
+        else:
+            found.append(Mark("sign", "%", mark.spaced) if name in words else mark)
+    return found
 
 
 def _unreadable(tokens: Sequence[Mark]) -> Value:
-    words = [mark.text.casefold() for mark in tokens if mark.kind == "word"]
-    if words and all(mark.kind == "word" or mark.text in ("and", "or", "-", "'", ",", "(", ")", "{", "}", "no") for mark in tokens):
-        return Words(" ".join(word for word in words if word not in _NOISE))
+    words = [mark.text.casefold() for mark in tokens if mark.kind in ("word", "letter")]
+    signs = ("and", "or", "-", "'", ",", "(", ")", "{", "}", "no")
+    if any(mark.kind == "word" for mark in tokens) and all(mark.kind in ("word", "letter") or mark.text in signs for mark in tokens):
+        return Words(_without_noise(words))
     return Formula(None, _text(tokens))
 
 
@@ -160,6 +179,7 @@ def _list(tokens: Sequence[Mark]) -> Value:
         raise UnreadableError("nothing is there")
     if len(values) == 1 and len(separators) <= 1:
         return values[0]
+    values = _flat(values)
     if len(values) > MAX_ITEMS:
         raise TooLargeError(f"more than {MAX_ITEMS} items")
     if Words("...") in values:
@@ -171,7 +191,7 @@ def _list(tokens: Sequence[Mark]) -> Value:
     if len(named) == len(values):
         if len({value.name for value in named}) == 1:
             return Named(named[0].name, _joined([value.value for value in named], "and" in separators))
-        return Items("system", tuple(values))
+        return Items("list" if "or" in separators else "system", tuple(values))
     return Items("list", tuple(values))
 
 
@@ -206,7 +226,8 @@ def _one(tokens: Sequence[Mark]) -> Value:
     pieces, signs = _split(tokens, _RELATIONS)
     if signs:
         return _relation(pieces, signs)
-    if any(mark.kind == "command" and mark.text in ("pm", "mp") for mark in tokens):
+    is_set = tokens[0].text == "{" and _enclosed(tokens)
+    if not is_set and any(mark.kind == "command" and mark.text in ("pm", "mp") for mark in tokens):
         return Items("list", (_one(_with_sign(tokens, "+", "-")), _one(_with_sign(tokens, "-", "+"))))
     pieces, signs = _split(tokens, frozenset(("cup",)))
     if signs:
@@ -215,6 +236,8 @@ def _one(tokens: Sequence[Mark]) -> Value:
         return found
     if all(mark.kind == "word" for mark in tokens):
         return _words(tokens)
+    if (scaled := _scaled(tokens)) is not None:
+        return scaled
     pieces, signs = _split(tokens, frozenset((":",)))
     if signs and all(pieces):
         return Items("ratio", tuple(_one(piece) for piece in pieces))
@@ -229,8 +252,13 @@ def _with_sign(tokens: Sequence[Mark], plus: str, minus: str) -> list[Mark]:
 def _words(tokens: Sequence[Mark]) -> Value:
     if len(tokens) == 1 and len(tokens[0].text) == 1:
         return Formula(Tree("variable", value=tokens[0].text), tokens[0].text)
-    words = [mark.text.casefold() for mark in tokens]
-    return Words(" ".join(word for word in words if word not in _NOISE or len(words) == 1))
+    text = _without_noise([mark.text.casefold() for mark in tokens])
+    return _line() if text in _REALS else Words(text)
+
+
+def _without_noise(words: Sequence[str]) -> str:
+    """Words without articles; the last one may be a name: plan A."""
+    return " ".join(word for index, word in enumerate(words) if word not in _NOISE or index == len(words) - 1)
 
 
 def _depth(mark: Mark) -> int:
@@ -321,7 +349,9 @@ def intervals(value: Value) -> list[Interval]:
         low, high = value.items
         if isinstance(low, Formula) and isinstance(high, Formula):
             return [Interval(low, high, False, False)]
-    if isinstance(value, Items) and value.kind in ("union", "set", "list"):
+    if isinstance(value, Items) and value.kind in ("union", "list"):
+        return [interval for item in value.items for interval in intervals(item)]
+    if isinstance(value, Items) and value.kind == "set" and not any(isinstance(item, Items) for item in value.items):  # points are none
         return [interval for item in value.items for interval in intervals(item)]
     raise UnreadableError("no interval")
 
@@ -341,10 +371,15 @@ def _braces(inner: Sequence[Mark], pieces: list[list[Mark]]) -> Value:
         return Items("set", ())
     builder, _ = _split(inner, frozenset(("|", ":", "mid")))
     if len(builder) == 2 and len(pieces) == 1:
-        return _one(builder[1])
+        return _list(builder[1])
     if len(pieces) > MAX_ITEMS:
         raise TooLargeError(f"more than {MAX_ITEMS} items")
-    return Items("set", tuple(_one(piece) for piece in pieces))
+    return Items("set", tuple(_flat(_one(piece) for piece in pieces)))
+
+
+def _flat(values: Iterable[Value]) -> list[Value]:
+    """Values with the two that \\pm stands for in its place."""
+    return [item for value in values for item in (value.items if isinstance(value, Items) and value.kind == "list" else (value,))]
 
 
 def _interval(tokens: Sequence[Mark]) -> Interval:
@@ -377,6 +412,24 @@ def _matrix(tokens: Sequence[Mark]) -> Value | None:
     if not cells or len({len(row) for row in cells}) > 1:
         raise UnreadableError("rows of different lengths")
     return Matrix(tuple(tuple(row) for row in cells))
+
+
+def _scaled(tokens: Sequence[Mark]) -> Value | None:
+    """A factor before a matrix, taken into its cells; None when the tokens are no such thing."""
+    start = next((index for index, mark in enumerate(tokens) if mark.text.startswith("begin:")), 0)
+    start -= start > 0 and tokens[start - 1].text in ("(", "[")
+    matrix = _set(tokens[start:]) if start > 0 else None
+    if not isinstance(matrix, Matrix):
+        return None
+    before = tokens[: start - (tokens[start - 1].text in ("cdot", "times", "*"))]
+    factor = Tree("negative", (Tree("number", value=Fraction(1)),)) if [mark.text for mark in before] == ["-"] else read(before)
+    return Matrix(tuple(tuple(_times(factor, cell) for cell in row) for row in matrix.rows))
+
+
+def _times(factor: Tree, cell: Value) -> Formula:
+    if not isinstance(cell, Formula) or cell.tree is None:
+        raise UnreadableError("a factor before a matrix of something else than formulas")
+    return Formula(Tree("multiply", (factor, cell.tree)), "", cell.unit)
 
 
 def _without_gap(row: list[Mark]) -> list[Mark]:
@@ -434,9 +487,9 @@ def _inequality(sides: list[Tree], sign: str, pieces: list[list[Mark]]) -> Value
 
 _NAME = re.compile(
     r"(?:m )?(?:\\angle |\\triangle |\\(?:sin|cos|tan) )?(?:\\?[A-Za-z]+|\\[a-z]+ \{ [A-Za-z ]+ \}|[A-Z](?: [A-Z]){1,3})"
-    r"(?: _ (?:\w+|\{[^{}]*\}))?(?: ')*(?: \( \\?[A-Za-z]+(?: , \\?[A-Za-z]+)* \))?|[A-Zfgh] \( [^-+=]* \)"
+    r"(?: _ (?:\w+|\{[^{}]*\}))?(?: ')*(?: \^ \{ - 1 \})?(?: \( \\?[A-Za-z]+(?: , \\?[A-Za-z]+)* \))?|[A-Zfgh] \( [^-+=]* \)"
 )
-"""x, x_1, x', f(x), AB, angle ABC, sin A, \\vec{v}, f(3), P(X > 2)."""
+"""x, x_1, x', f(x), f^{-1}(x), AB, angle ABC, sin A, \\vec{v}, f(3), P(X > 2)."""
 
 
 def _equation(pieces: list[list[Mark]]) -> Value:
@@ -473,13 +526,11 @@ def _measured(tokens: Sequence[Mark]) -> Formula:
     if cut is not None:
         label, tokens = tokens[cut:], tokens[:cut]
         words = [mark.text for mark in label]
-        if label[0].kind == "word" and words[0].lower() in _FACTORS:
-            factor, words = _FACTORS[words[0].lower()], words[1:]
+        while words and label[0].kind == "word" and words[0].lower() in _FACTORS:
+            factor, words = factor * _FACTORS[words[0].lower()], words[1:]
         unit = unit or _unit(words)
-    if len(tokens) == 3 and tokens[1].text == "_" and tokens[0].kind == tokens[2].kind == "number":
-        tokens, unit = tokens[:1], f"base{tokens[2].text}"
-    elif len(tokens) == 5 and [mark.text for mark in tokens[1:3]] == ["_", "{"] and tokens[0].kind == tokens[3].kind == "number":
-        tokens, unit = tokens[:1], f"base{tokens[3].text}"
+    if (base := _base(tokens)) is not None:
+        tokens, unit = tokens[:1], f"base{base}"
     if not tokens:
         raise UnreadableError("a unit alone")
     text = _text(tokens)
@@ -492,6 +543,16 @@ def _measured(tokens: Sequence[Mark]) -> Formula:
     if cut is not None and (variables(tree) or real(tree) is None) and not _known(unit):
         raise UnreadableError("a word behind a formula")
     return Formula(tree if factor == 1 else Tree("multiply", (tree, Tree("number", value=Fraction(factor)))), text, unit)
+
+
+def _base(tokens: Sequence[Mark]) -> str | None:
+    """The base of a number with a subscript from 2 to 36; 1_000 has none."""
+    after = [mark.text for mark in tokens[1:]]
+    if tokens and tokens[0].kind == "number" and (len(after) == 2 or (len(after) == 4 and (after[1], after[3]) == ("{", "}"))):
+        base = after[1 if len(after) == 2 else 2]
+        if after[0] == "_" and base in map(str, range(2, 37)):
+            return base
+    return None
 
 
 def _currency(tokens: Sequence[Mark]) -> tuple[Sequence[Mark], str]:
@@ -551,7 +612,8 @@ def _unit(words: Sequence[str]) -> str:
         else:
             found.append(_spelling(word, found))
     text = "".join(found) + power
-    turned = _TURNS & set(words) or (words and words[0] in ("squared", "cubed"))
+    words = [word.casefold() for word in words]
+    turned = _TURNS & set(words) or "times" in words[:-1] or (words and (words[0] in _FIRST_TURNS or words[-1] in _LAST_TURNS))
     return f"!{text}" if turned else text
 
 

@@ -8,7 +8,8 @@ earns nothing; a second grader agrees; little is left ungraded; and a grade take
     {"attack": "many boxes", "question": "3+4", "gold": "7", "completion": "...", "must_not_earn": ["accuracy", "format"]}
     {"attack": "exit", "program": "...", "stdin": "", "expected": "7"}
 
-Everything under audit is given as functions, so a weak grader can be put in and must be caught.
+Everything under audit is given as functions, so a weak grader can be put in and must be caught. Where answers are programs,
+the sandbox is part of the grader and is looked at too.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from stages.chat import Reply, parse_reply
-from stages.config import AuditConfig, Settings
+from stages.config import AnswerType, AuditConfig, Settings
 from stages.errors import DataError, RewardError
+from stages.rewards.code import CodeTests, Test, grade_program
 from stages.rewards.grading import Grade, Verdict, boxed_answers
+from stages.rewards.sandbox import DEFAULT_LIMITS, require_sandbox
 from stages.rewards.scoring import Prompt, Rollout, Scorer, Scores
 from stages.rewards.tasks import gold_reply
 
@@ -42,6 +45,10 @@ SECOND_ROWS = 200
 """Answers, about, that the second grader sees."""
 _EXAMPLES = 5
 _SHOWN = 100
+_PROGRAM_LIMITS = DEFAULT_LIMITS._replace(cpu_s=2, wall_s=4.0)
+
+Part = Literal["accuracy", "format", "language", "length", "overlong", "repetition", "missing_stop"]
+"""A part of the reward that an attack may be held against."""
 
 
 class EquivalencePair(Settings):
@@ -51,7 +58,7 @@ class EquivalencePair(Settings):
     answer: str = Field(description="What stands in the box.")
     equivalent: bool = Field(description="Whether a grader must say right, or must not.")
     form: str = Field("", description="What the pair is about, for people.")
-    answer_type: str = Field("math", description="Type of the answer.")
+    answer_type: AnswerType = Field("math", description="Type of the answer.")
 
 
 class Attack(Settings):
@@ -63,10 +70,16 @@ class Attack(Settings):
     completion: str = Field(description="The whole reply, with its think block.")
     thinking: bool = Field(True, description="The mode that was asked for.")
     stopped: bool = Field(True, description="Whether it ended by itself.")
-    answer_type: str = Field("text", description="Type of the answer.")
+    answer_type: AnswerType = Field("text", description="Type of the answer.")
     grading: str = Field("", description="What the type needs beside the gold answer, a JSON object as text.")
-    must_not_earn: tuple[str, ...] = Field((), description="Reward parts that must be 0 or less.")
-    must_earn: tuple[str, ...] = Field((), description="Reward parts that must be more than 0.")
+    must_not_earn: tuple[Part, ...] = Field((), description="Reward parts that must be 0 or less.")
+    must_earn: tuple[Part, ...] = Field((), description="Reward parts that must be more than 0.")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Attack:
+        if not self.must_not_earn and not self.must_earn:
+            raise ValueError("it says neither what it must not earn nor what it must")
+        return self
 
 
 class CodeAttack(Settings):
@@ -155,9 +168,9 @@ def of_types(rows: Sequence[Row], types: Set[str]) -> list[Row]:
 
 
 def read_audit_rows(path: Path) -> list[Row]:
-    """The rows of a file. Raises DataError naming file, line and rule."""
+    """The rows of a file. Raises DataError naming file, line and rule; a file without a row checks nothing, and is one too."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({error}); the rule is JSONL in UTF-8; mend `audit.rows`, or restore the file") from error
     rows: list[Row] = []
@@ -170,8 +183,10 @@ def read_audit_rows(path: Path) -> list[Row]:
             rows.append(kind.model_validate(content))
         except (ValueError, TypeError) as error:
             faults = error.errors() if isinstance(error, ValidationError) else []
-            what = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults) or str(error)
+            what = "; ".join(": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"]))) for fault in faults) or str(error)
             raise DataError(f"{path}, line {number}: {what}; see stages/rewards/audit.py for the three kinds of rows") from error
+    if not rows:
+        raise DataError(f"{path} has no rows, so it would check nothing; add some, or take it out of `audit.rows`")
     return rows
 
 
@@ -181,10 +196,25 @@ def read_audit_rows(path: Path) -> list[Row]:
 def gate(score: Scorer, types: Set[str], config: AuditConfig, recorder: Recorder, where: str) -> None:
     """Audit a stage's scorer on the shipped rows and the user's, record what was measured, and refuse to go on when it fails.
 
-    Only rows of the `types` of answer that the stage grades are looked at. Raises RewardError unless `config.blocks` is off.
+    Only rows of the `types` of answer that the stage grades are looked at; for programs, the sandbox is attacked too. Raises
+    RewardError unless `config.blocks` is off, SandboxError on a host that cannot run programs, and DataError for a file of
+    the user's of which nothing would be looked at.
     """
-    rows = [*shipped_rows(), *(row for path in config.rows for row in read_audit_rows(path))]
-    found = audit(score, of_types(rows, types), config=config)
+    if "code" in types:
+        require_sandbox()
+    rows = of_types(shipped_rows(), types)
+    for path in config.rows:
+        read = read_audit_rows(path)
+        if not (own := of_types(read, types)):
+            kinds = ", ".join(sorted({"code" if isinstance(row, CodeAttack) else row.answer_type for row in read}))
+            raise DataError(
+                f"{path}: its rows are about answers of the type {kinds}, and {where} grades {', '.join(sorted(types))}, so they would "
+                "check nothing; set `answer_type` in the rows, or take the file out of `audit.rows`"
+            )
+        rows += own
+    found = audit(score, rows, config=config)
+    if "code" in types:
+        found = Audit((*found.checks, check_programs([row for row in rows if isinstance(row, CodeAttack)], grade_attack)))
     recorder.metrics(0, found.metrics())
     if config.blocks:
         found.require(where)
@@ -269,7 +299,7 @@ def _gold_check(rollouts: Sequence[Rollout], scores: Sequence[_Score]) -> Check:
     failed = [
         f"problem {item.prompt.problem_id}, gold answer {_short(item.prompt.gold)}: {found.broke or found.grade.reason}"
         for item, found in zip(rollouts, scores, strict=True)
-        if found.grade.verdict is not Verdict.RIGHT or found.parts.get("accuracy", 0.0) <= 0
+        if found.grade.verdict is not Verdict.RIGHT or not _earned(found, "accuracy")
     ]
     share = 1 - len(failed) / len(rollouts)
     return _check("gold answers earn full marks", "audit/gold_right", len(rollouts), failed, share, "all")
@@ -279,14 +309,17 @@ def _pair_checks(pairs: Sequence[EquivalencePair], scores: Sequence[_Score], con
     missed: list[str] = []
     wrongly: list[str] = []
     for pair, found in zip(pairs, scores, strict=True):
-        if (found.grade.verdict is Verdict.RIGHT) != pair.equivalent:
-            what = f"{_short(pair.answer)} for {_short(pair.gold)}: {found.broke or f'{found.grade.verdict}, {found.grade.reason}'}"
-            (missed if pair.equivalent else wrongly).append(what)
+        said = found.grade.verdict is Verdict.RIGHT
+        paid = _earned(found, "accuracy") if pair.equivalent else not _earned_nothing(found, "accuracy")
+        if said != pair.equivalent or paid != (pair.equivalent and said):
+            earns = found.parts.get("accuracy", 0.0)
+            what = f"{found.grade.verdict}, {found.grade.reason}" + ("" if paid == said else f", yet its accuracy is {earns:g}")
+            (missed if pair.equivalent else wrongly).append(f"{_short(pair.answer)} for {_short(pair.gold)}: {found.broke or what}")
     same = sum(pair.equivalent for pair in pairs)
     recall = 1 - len(missed) / same if same else 1.0
     enough, rule = recall >= config.min_recall, f"a share of at least {config.min_recall:g}"
     return [
-        Check("equivalent answers are right", "audit/recall", same, len(missed), recall, rule, enough, tuple(missed[:_EXAMPLES])),
+        Check("equivalent answers are right", "audit/recall", same, len(missed), recall, rule, enough, _shown(missed)),
         _check("other answers are not", "audit/false_positives", len(pairs) - same, wrongly, float(len(wrongly)), "none"),
     ]
 
@@ -294,8 +327,8 @@ def _pair_checks(pairs: Sequence[EquivalencePair], scores: Sequence[_Score], con
 def _attack_check(attacks: Sequence[Attack], scores: Sequence[_Score]) -> Check:
     failed = []
     for row, found in zip(attacks, scores, strict=True):
-        paid = [part for part in row.must_not_earn if found.parts.get(part, 0.0) > 0]
-        unpaid = [part for part in row.must_earn if found.parts.get(part, 0.0) <= 0]
+        paid = [part for part in row.must_not_earn if not _earned_nothing(found, part)]
+        unpaid = [part for part in row.must_earn if not _earned(found, part)]
         what = [*(f"earns {part}" for part in paid), *(f"does not earn {part}" for part in unpaid)]
         if what or found.broke:
             failed.append(f"{row.attack} ({row.answer_type}), {_short(row.completion)}: {found.broke or ' and '.join(what)}")
@@ -321,7 +354,7 @@ def _second_check(rollouts: Sequence[Rollout], scores: Sequence[_Score], second:
     ]
     share = len(failed) / len(compared) if compared else 0.0
     rule, passed = f"a share of at most {limit:g}", share <= limit
-    return Check("a second grader agrees", "audit/disagreement", len(compared), len(failed), share, rule, passed, tuple(failed[:_EXAMPLES]))
+    return Check("a second grader agrees", "audit/disagreement", len(compared), len(failed), share, rule, passed, _shown(failed))
 
 
 def _not_graded_check(rollouts: Sequence[Rollout], scores: Sequence[_Score], limit: float) -> Check:
@@ -340,12 +373,26 @@ def _not_graded_check(rollouts: Sequence[Rollout], scores: Sequence[_Score], lim
         share,
         rule,
         share <= limit,
-        tuple(failed[:_EXAMPLES]),
+        _shown(failed),
     )
 
 
+def _earned(found: _Score, part: str) -> bool:
+    """Whether a part was paid. What was not graded is paid nothing, and not a number is neither something nor nothing."""
+    return found.grade.verdict is not Verdict.NOT_GRADED and found.parts.get(part, 0.0) > 0
+
+
+def _earned_nothing(found: _Score, part: str) -> bool:
+    return found.parts.get(part, 0.0) <= 0
+
+
 def _check(name: str, metric: str, rows: int, failed: Sequence[str], value: float, rule: str) -> Check:
-    return Check(name, metric, rows, len(failed), value, rule, not failed, tuple(failed[:_EXAMPLES]))
+    return Check(name, metric, rows, len(failed), value, rule, not failed, _shown(failed))
+
+
+def _shown(failed: Sequence[str]) -> tuple[str, ...]:
+    """The first examples, without what a terminal would obey or could not write."""
+    return tuple("".join(c if c.isprintable() else ascii(c)[1:-1] for c in example) for example in failed[:_EXAMPLES])
 
 
 def _short(text: str) -> str:
@@ -353,6 +400,11 @@ def _short(text: str) -> str:
 
 
 # ---- programs -------------------------------------------------------------------------------
+
+
+def grade_attack(program: str, stdin: str, expected: str) -> Grade:
+    """The project's own grader of programs, with limits that let an audit of many programs end soon."""
+    return grade_program(program, CodeTests(tests=(Test(input=stdin, expected=expected),)), _PROGRAM_LIMITS)
 
 
 def check_programs(programs: Sequence[CodeAttack], code: CodeGrader) -> Check:

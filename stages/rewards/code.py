@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from stages.rewards.grading import Grade, Verdict
 from stages.rewards.sandbox import DEFAULT_LIMITS, Limits, SandboxError, run_program
 
-_FENCE = re.compile(r"^([ ]*)(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*$", re.MULTILINE)
+_FENCE = re.compile(r"^([ ]*+)(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^`\n]*+$", re.MULTILINE)
 _PYTHON = {"", "python", "python3", "py"}
 
 
@@ -61,6 +61,8 @@ class CodeTests(_Closed):
                 raise ValueError(f"test {number}: the input of a function is the list of its arguments")
             if self.function is None and not (isinstance(test.input, str) and isinstance(test.expected, str) and test.expected.strip()):
                 raise ValueError(f"test {number}: input and expected output are texts, the latter not empty")
+            if _has_nan(test.expected):
+                raise ValueError(f"test {number}: nothing equals NaN, so no program could pass")
         return self
 
 
@@ -174,8 +176,8 @@ def generate_inputs(
             arguments = json.loads(outcome.output)
         except (ValueError, RecursionError):
             continue
-        if isinstance(arguments, list):
-            found[json.dumps(arguments)] = arguments
+        if isinstance(arguments, list) and (text := _as_gold(arguments)) is not None:
+            found[text] = arguments
     return list(found.values())
 
 
@@ -189,15 +191,15 @@ def select_tests(
     """Kimi k1.5's rules (arXiv 2501.12599, 2.3.5) on the outputs of k solutions to each candidate input.
 
     `outputs[i][j]` is what solution j made of input i. A test is kept when at least `agreement` of the
-    solutions give the same value; a fault agrees with nothing. The problem is kept when at least `passing` of
-    the solutions pass every kept test. (Kimi k1.5 has 10 solutions, 50 inputs a problem, and takes generators that
-    give at least 40 tests.) Ours besides: the kept tests must not all have the same output, which a
-    program that prints it would pass; `min_tests` of them must be left.
+    solutions give the same value; a fault agrees with nothing, and so does a value that no gold answer can hold. The
+    problem is kept when at least `passing` of the solutions pass every kept test. (Kimi k1.5 has 10 solutions, 50 inputs a
+    problem, and takes generators that give at least 40 tests.) Ours besides: the kept tests must not all have the same
+    output, which a program that prints it would pass; `min_tests` of them must be left.
     """
     if not outputs or not outputs[0]:
         return Selection({}, (), "no inputs or no solutions")
     solutions = len(outputs[0])
-    texts = [[None if output.fault else json.dumps(output.value, sort_keys=True) for output in row] for row in outputs]
+    texts = [[None if output.fault else _as_gold(output.value) for output in row] for row in outputs]
     agreed: dict[int, str] = {}
     for index, row in enumerate(texts):
         votes = Counter(text for text in row if text is not None).most_common(1)
@@ -233,6 +235,22 @@ def validate_tests(
         return None, selection
     tests = tuple(Test(input=inputs[index], expected=expected) for index, expected in selection.expected.items())
     return CodeTests(function=function, tests=tests), selection
+
+
+def _as_gold(value: JsonValue) -> str | None:
+    """The JSON of a value; None for one that a gold answer cannot hold: infinities, NaN, half characters, very deep nests."""
+    try:
+        text = json.dumps(value, sort_keys=True, allow_nan=False)
+        CodeTests.model_validate_json(f'{{"function": "f", "tests": [{{"input": [], "expected": {text}}}]}}')
+    except (ValueError, RecursionError):
+        return None
+    return text
+
+
+def _has_nan(value: JsonValue) -> bool:
+    if isinstance(value, list | dict):
+        return any(map(_has_nan, value.values() if isinstance(value, dict) else value))
+    return value != value
 
 
 def _lines(text: str) -> str:

@@ -12,7 +12,7 @@ Conventions, where mathematics leaves a choice
   percent     3% is 0.03, never 3.
   units       a missing unit is right, on either side; another unit is wrong; nothing is converted: 100 cm is not 1 m,
               180 degrees is not pi, $5 is not EUR 5. A trailing noun (12 ways) is a unit. A number base (101_2) too.
-  names       x = 3 is 3 and 3 = x, never y = 3; letters differ by case; words do not.
+  names       x = 3 is 3 and 3 = x, never y = 3; letters differ by case; words do not. ABC is not ACB. m + n = 70 as an answer is 70.
   lists       1, 2 and "1 or 2" are unordered and equal {1, 2}; (1, 2) is ordered and equals neither. A set ignores
               repetition, a list does not. One element stands for itself: {3} is 3. \\pm 2 is the list of 2 and -2.
   intervals   (1, 2) is the pair and the open interval alike; brackets count; 1 < x < 2 is (1, 2); unions are merged.
@@ -31,12 +31,22 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from stages.rewards.answer_forms import Formula, Interval, Items, Matrix, Named, Relation, Value, Words, intervals, number_of, read_value
-from stages.rewards.expressions import TooLargeError, Tree, UndecidedError, UnreadableError, proportional, real, same_value, variables
+from stages.rewards.expressions import (
+    TooLargeError,
+    Tree,
+    UndecidedError,
+    UnreadableError,
+    constants,
+    proportional,
+    real,
+    same_value,
+    variables,
+)
 from stages.rewards.extraction import final_answer, innermost, plain
 from stages.rewards.grading import Grade, Verdict
 from stages.rewards.pool import Job, Pool
 
-GRADER = "math-1"
+GRADER = "math-2"
 """Name and version of this grader, stored with what it decides."""
 
 LIBRARY = "math-verify: "
@@ -47,6 +57,8 @@ MAX_CHARACTERS = 2_000
 _SPACE = re.compile(r"(?<!\d) | (?!\d)")
 """A space that says nothing: not between two digits."""
 _NUMBER = re.compile(r"[+-]?\d{1,40}(?:\.\d{1,40})?")
+_NAMES_IN_ORDER = re.compile(r"[A-Z](?: [A-Z]){2}")
+"""ABC: three points or choices, no product; longer runs of letters are words."""
 _POUNDS = (("pound", "£"), ("pound", "lb"))
 
 
@@ -130,6 +142,8 @@ class _Comparison:
         if isinstance(answer, Named) or isinstance(gold, Named):
             return self._named(answer, gold)
         answer, gold = _unwrapped(answer), _unwrapped(gold)
+        if isinstance(answer, Relation) and isinstance(gold, Formula):
+            answer = _sum_asked_for(answer)
         if isinstance(answer, Formula) and isinstance(gold, Formula):
             return self._formulas(answer, gold)
         if isinstance(answer, Words) or isinstance(gold, Words):
@@ -169,6 +183,8 @@ class _Comparison:
             return False
         if answer.text == gold.text and (answer.tree is None or answer.tree == gold.tree):
             return True
+        if _NAMES_IN_ORDER.fullmatch(answer.text) and _NAMES_IN_ORDER.fullmatch(gold.text):
+            return False
         if answer.tree is None or gold.tree is None:
             if not _FOR_LIBRARY.search(f"{answer.text} {gold.text}"):
                 if gold.tree is None:
@@ -179,6 +195,8 @@ class _Comparison:
         ends = [real(tree) if "infty" in formula.text else None for tree, formula in ((answer.tree, answer), (gold.tree, gold))]
         if any(end is not None for end in ends):
             return ends[0] == ends[1]
+        if "infty" in constants(answer.tree) and "infty" not in constants(gold.tree):
+            return False
         return same_value(answer.tree, gold.tree)
 
     def _items(self, answer: Items, gold: Items) -> bool:
@@ -198,16 +216,20 @@ class _Comparison:
 
     def _unordered(self, answer: Sequence[Value], gold: Sequence[Value], *, repeats: bool) -> bool:
         if not repeats:
-            return all(any(self.same(one, other) for other in gold) for one in answer) and all(
-                any(self.same(one, other) for one in answer) for other in gold
+            return all(any(self._same_item(one, other) for other in gold) for one in answer) and all(
+                any(self._same_item(one, other) for one in answer) for other in gold
             )
         left = list(answer)
         for other in gold:
-            found = next((index for index, one in enumerate(left) if self.same(one, other)), None)
+            found = next((index for index, one in enumerate(left) if self._same_item(one, other)), None)
             if found is None:
                 return False
             del left[found]
         return not left
+
+    def _same_item(self, answer: Value, gold: Value) -> bool:
+        """As `same`; a set within a set or list is no element: {{1}, {2}} is not {1, 2}."""
+        return _is_set(answer) == _is_set(gold) and self.same(answer, gold)
 
     def _ranges(self, answer: Value, gold: Value) -> bool:
         try:
@@ -231,9 +253,21 @@ class _Comparison:
 
 def _unwrapped(value: Value) -> Value:
     """A set or list of one element is the element."""
-    while isinstance(value, Items) and value.kind in ("set", "list") and len(value.items) == 1:
+    while isinstance(value, Items) and value.kind in ("set", "list") and len(value.items) == 1 and not _is_set(value.items[0]):
         value = value.items[0]
     return value
+
+
+def _is_set(value: Value) -> bool:
+    return isinstance(value, Items) and value.kind == "set"
+
+
+def _sum_asked_for(relation: Relation) -> Value:
+    """The value of `m + n = 70`, a sum of letters with its value; other relations as they are."""
+    letters = relation.left.operation == "add" and all(part.operation == "variable" for part in relation.left.parts)
+    if relation.sign != "=" or not letters or variables(relation.right):
+        return relation
+    return Formula(relation.right, "")
 
 
 def _stem(words: str) -> str:
@@ -295,6 +329,7 @@ def _by_library(answer: str, gold: str) -> bool:
     from math_verify import verify
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that we switch its alarm off
+    answer, gold = map(_in_braces, (answer, gold))
     for text in (answer, gold):
         _refuse_towers(text)
     read_by_library = _library_parser()
@@ -318,6 +353,18 @@ def _by_library(answer: str, gold: str) -> bool:
         raise UndecidedError(f"math-verify failed with {type(error).__name__}") from error
 
 
+def _in_braces(text: str) -> str:
+    """LaTeX whose fractions and roots have braces, as math-verify's parser needs them behind a space, and no decimals."""
+    text = re.sub(r"\\frac (\d)(\d)", r"\\frac { \1 } { \2 } ", re.sub(r"\\sqrt (\d+)", r"\\sqrt { \1 }", text))
+    return _DECIMAL.sub(_as_fraction, text)
+
+
+def _as_fraction(decimal: re.Match[str]) -> str:
+    """A decimal as a fraction: math-verify rounds floats to six digits."""
+    number = Fraction(decimal.group())
+    return f"\\frac {{ {number.numerator} }} {{ {number.denominator} }}"
+
+
 def _library_parser() -> Callable[[str], object]:
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from math_verify.grader import should_treat_as_complex
@@ -332,6 +379,8 @@ def _library_parser() -> Callable[[str], object]:
 
 _FOR_LIBRARY = re.compile(r"\\(?:sum|prod|i?int|lim|cap|begin|operatorname)\b|[fghFGH] \(")
 """What math-verify reads and our grammar does not. The rest that ours refuses is refused: math-verify reads 45' as 45."""
+
+_DECIMAL = re.compile(r"\d*\.\d+")
 
 _LARGE = re.compile(
     r"\d{31}|\^ (?:\{ )?(?:- )?\d{4}|\d{4} !|\) !|\} !|\^ \{[^{}]*\^|\\(?:begin|sum|prod|int|lim)\b(?:.*\\(?:sum|prod|int|lim)\b){3}"

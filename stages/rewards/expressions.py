@@ -2,11 +2,11 @@
 
 `read` turns marks into a tree by recursive descent; `same_value` compares two trees.
 
-Rational values are compared exactly. Others are computed with 50 and with 100 digits: a true difference
-stays as it is, the rounding of an equality shrinks by the 50 digits between. What stays open is computed with
-200 and 400, then given up as `UndecidedError`. Formulas with variables are compared at fixed points, positive and
-negative, wherever both sides are real. What would take long (a power of more than a million bits, a
-large factorial, deep nesting) is refused as `TooLargeError` before it is computed.
+Rational values are compared exactly. Others are computed with 50 and with 100 digits, and as many more as the largest or
+smallest number on the way has: e^{500} + 1 is not e^{500}. A true difference stays as it is, the rounding of an equality
+shrinks by the 50 digits between. What stays open is computed with 400, then given up as `UndecidedError`. Formulas with
+variables are compared at fixed points, positive, negative and whole, wherever both sides are real. What would take long (a
+power of more than a million bits, a large factorial, deep nesting) is refused as `TooLargeError` before it is computed.
 
 Conventions: `a/bc` is a/(bc); `2\\frac12` and `2 1/2` are mixed numbers; `2^10` is 2^{10}; `\\log` has base 10;
 an odd root of a negative number is real; `e` and `i` are the constants; letters are variables, by case.
@@ -27,9 +27,13 @@ MAX_MARKS = 1_000
 MAX_DEPTH = 60
 MAX_BITS = 1_000_000
 """Of a power; about 300,000 decimal digits."""
+MAX_SPREAD = 5_000
+"""Decimal digits between 1 and the largest or smallest number on the way to a value that is not rational; points past it are left out."""
 MAX_FACTORIAL = 3_000
 MAX_NUMBER_EXPONENT = 3_000
 POINTS = 14
+WHOLE_POINTS = 3
+"""At whole numbers, where rounding up and rounding down plus one differ."""
 ENOUGH_POINTS = 4
 
 
@@ -75,12 +79,13 @@ _NAMES = ("arcsinh", "arccosh", "arctanh", "arcsin", "arccos", "arctan", "sinh",
 _FUNCTIONS = frozenset((*_NAMES, "asin", "acos", "atan", "ln", "log", "lg", "exp"))
 _SEVERAL = frozenset(("max", "min", "gcd", "lcm"))
 _PLAIN_NAMES = _FUNCTIONS | _SEVERAL | {"sqrt", "pi", "infinity", "infty", "frac"}
+_OPENED = re.compile(r"\s*[({]")
 _ALIASES = {
     "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge", "neq": "ne", "lt": "<", "gt": ">", "simeq": "approx",
     "infinity": "infty", "varnothing": "emptyset", "backslash": "setminus", "lor": "or", "vee": "or", "land": "and", "wedge": "and",
     "lbrace": "{", "rbrace": "}", "lang": "langle", "rang": "rangle", "lvert": "|", "rvert": "|", "vert": "|", "colon": ":", "ast": "*",
     "binomial": "binom", "dbinom": "binom", "tbinom": "binom", "ldots": "dots", "cdots": "dots", "asin": "arcsin", "acos": "arccos",
-    "atan": "arctan", "lg": "log",
+    "atan": "arctan", "lg": "log", "overline": "bar", "widehat": "hat", "overrightarrow": "vec", "bigcup": "cup", "cr": "\\",
 }  # fmt: skip
 _ACCENTS = frozenset(("hat", "vec", "bar", "overline", "tilde", "dot", "ddot", "mathbb", "mathcal", "widehat", "overrightarrow"))
 _GREEK = (
@@ -90,7 +95,7 @@ _GREEK = (
 _LETTERS = frozenset(_GREEK.split())
 _TOKEN = re.compile(
     r"(?P<repeating>\d*\.\d*(?:\\overline\s*\{\d+\}|\\bar\s*\{\d+\}|\\dot\s*\{\d\}|\(\d+\)))"
-    r"|(?P<number>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?)"
+    r"|(?P<number>(?:\d+(?:\.\d+|\.(?=\s*(?:[,;)\]\\]|$)))?|\.\d+)(?:[eE][+-]?\d+)?)"
     r"|\\text\s*\{(?P<quoted>[^{}]*)\}"
     r"|\\(?P<environment>begin|end)\s*\{(?P<name>[a-zA-Z]+)\*?\}"
     r"|\\(?P<command>[A-Za-z]+|.)"
@@ -134,6 +139,8 @@ def _marks_of(match: re.Match[str], spaced: bool, units: frozenset[str]) -> list
     if kind == "dots":
         return [Mark("command", "dots", spaced)]
     if kind == "letters":
+        if text in _SEVERAL and not _OPENED.match(match.string, match.end()):
+            return [Mark("word", text, spaced)]  # 15 min
         return _letters(text, spaced, units)
     if text in _SIGN_NAMES:
         return [Mark("command", _SIGN_NAMES[text], spaced)]
@@ -285,7 +292,7 @@ class _Reader:
             return False
         if mark.kind == "number":
             before = self.tokens[self.at - 1]
-            if before.kind == "number":
+            if before.kind == "number" and not (mark.spaced and self.tokens[self.at - 2].text == "^"):  # n^2 2^n
                 raise UnreadableError("two numbers side by side")
             return True
         if mark.kind == "letter":
@@ -598,12 +605,24 @@ def _at(tree: Tree, point: Mapping[str, Fraction]) -> Tree:
 def _same_at(left: Tree, right: Tree, point: Mapping[str, Fraction], complex_too: bool) -> bool:
     import mpmath
 
+    more, sizes = 0, [0]
     with mpmath.workdps(50):
-        one, other = _value(left, point, complex_too=complex_too), _value(right, point, complex_too=complex_too)
+        one, other = (_value(side, point, complex_too=complex_too, sizes=sizes) for side in (left, right))
         if isinstance(one, Fraction) and isinstance(other, Fraction):
             return one == other
         rough = abs(_float(one) - _float(other))
-    for digits in (100, 400):
+    if (spread := max(sizes) * 302 // 1000) > 20:
+        if spread > MAX_SPREAD and point:
+            raise _UndefinedError
+        if spread > MAX_SPREAD:
+            largest = max(abs(_float(one)), abs(_float(other)))
+            if rough > largest * mpmath.mpf(10) ** -20 and _size(largest) > max(sizes) - 64:  # nothing larger cancelled out
+                return False
+            raise TooLargeError(f"numbers of more than {MAX_SPREAD:,} digits that are not rational")
+        more = -(-spread // 100) * 100
+        with mpmath.workdps(50 + more):
+            rough = abs(_float(_value(left, point, complex_too=complex_too)) - _float(_value(right, point, complex_too=complex_too)))
+    for digits in (100 + more, 400 + more):
         with mpmath.workdps(digits):
             one, other = _float(_value(left, point, complex_too=complex_too)), _float(_value(right, point, complex_too=complex_too))
             fine, size = abs(one - other), max(abs(one), abs(other))
@@ -630,6 +649,7 @@ def _points_of(names: tuple[str, ...]) -> tuple[Mapping[str, Fraction], ...]:
             number = Fraction(drawn.randint(1, 997 * size), 997)
             point[name] = -number if index >= 2 * ENOUGH_POINTS and drawn.random() < 0.7 else number
         found.append(point)
+    found += [{name: Fraction(drawn.randint(-9, 9)) for name in names} for _ in range(WHOLE_POINTS)]
     return tuple(found)
 
 
@@ -643,8 +663,11 @@ def _float(number: Any) -> Any:
     return mpmath.mpf(number.numerator) / number.denominator if isinstance(number, Fraction) else number
 
 
-def _value(tree: Tree, point: Mapping[str, Fraction], *, complex_too: bool) -> Any:
-    """A Fraction while the value is rational, else an mpmath number of the working precision."""
+def _value(tree: Tree, point: Mapping[str, Fraction], *, complex_too: bool, sizes: list[int] | None = None) -> Any:
+    """A Fraction while the value is rational, else an mpmath number of the working precision.
+
+    `sizes` takes the binary digits between 1 and each number on the way that is not rational or goes into one that is not.
+    """
     import mpmath
 
     operation = tree.operation
@@ -658,7 +681,7 @@ def _value(tree: Tree, point: Mapping[str, Fraction], *, complex_too: bool) -> A
         if tree.value == "infty":
             raise UnreadableError("infinity in a formula")
         return {"pi": +mpmath.mp.pi, "e": +mpmath.mp.e, "i": mpmath.mpc(0, 1)}[tree.value]
-    parts = [_value(part, point, complex_too=complex_too) for part in tree.parts]
+    parts = [_value(part, point, complex_too=complex_too, sizes=sizes) for part in tree.parts]
     if operation in _SEVERAL:
         return _several(operation, parts)
     if any(not isinstance(part, Fraction) for part in parts) and operation in ("add", "multiply", "divide"):
@@ -696,12 +719,22 @@ def _value(tree: Tree, point: Mapping[str, Fraction], *, complex_too: bool) -> A
         return found
     if isinstance(found, mpmath.mpc):
         if found.imag == 0:
-            return found.real
-        if not complex_too:
+            found = found.real
+        elif not complex_too:
             raise _UndefinedError
     if not mpmath.isfinite(found):
         raise _UndefinedError
+    if sizes is not None:
+        sizes.extend(_size(number) for number in (*parts, found) if number != 0)
     return found
+
+
+def _size(number: Any) -> int:
+    import mpmath
+
+    if isinstance(number, Fraction):
+        return abs(number.numerator.bit_length() - number.denominator.bit_length())
+    return abs(int(mpmath.mag(number)))
 
 
 def _power(base: Any, exponent: Any, complex_too: bool) -> Any:

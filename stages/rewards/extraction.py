@@ -26,13 +26,22 @@ _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎", "01234
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎]+")
 _SIGNS = {
-    **dict.fromkeys("−–—‒﹣－", "-"),
+    **dict.fromkeys("−–—‒﹣－‐‑", "-"),
     **dict.fromkeys("×✕", r"\times "),
     **dict.fromkeys("·⋅∙", r"\cdot "),
     **dict.fromkeys("≤⩽", r"\le "),
     **dict.fromkeys("≥⩾", r"\ge "),
     **dict.fromkeys("∅⌀", r"\emptyset "),
-    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),  # of no width
+    "\u2062": r"\cdot ",  # times, comma and plus without a glyph
+    "\u2063": ",",
+    "\u2064": "+",
+    "\ufe0e": "",  # as text, as emoji
+    "\ufe0f": "",
+    "、": ",",
+    "。": ".",
+    "∆": r"\Delta ",
+    "˚": r"^\circ ",
+    "¢": r"\text{ cents}",
     "÷": r"\div ",
     "∕": "/",
     "⁄": "/",
@@ -70,11 +79,19 @@ _GREEK = {
 _FONTS = re.compile(r"\\(?:text(?:rm|bf|it|sf|tt|normal|up|md)|math(?:rm|up)|mbox|hbox|operatorname\*?)\s*(?=\{)")
 _BOLD = re.compile(r"\\(?:math(?:bf|it|sf|tt|normal)|boldsymbol|bm|pmb)(?:\s*\{([^{}]*)\}|\s+(\w)|\s*(\d))")
 _OVER = re.compile(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}")
-_MARKDOWN = re.compile(r"^\*\*([^*]+)\*\*(?=[.,;]?$)")
-_NO_MEANING = re.compile(
-    r"\\(?:left|right)\s*\.|\\(?:displaystyle|textstyle|limits|nolimits|left|right|[bB]ig{1,2}[lrm]?|mathrm|rm|bf|it)(?![A-Za-z])"
+_CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}")
+_MARKDOWN = re.compile(r"^(?:\*\*([^*]+)\*\*|`([^`]+)`)(?=[.,;]?$)")
+_CASES = re.compile(
+    r"\$*\s*\\left\s*\\(?:\{|lbrace)\s*\\begin\{(array|aligned|matrix)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}\s*\\right\s*\.\s*\$*",
+    re.DOTALL,
 )
-_SPACES = re.compile(r"(?<!\\)\\(?:[,;: >]|quad(?![a-z])|qquad(?![a-z])|hspace\{[^{}]*\}|enspace(?![a-z])|thinspace(?![a-z]))|~|\\\n")
+_SEVERAL = re.compile(r"\\text\{(gcd|lcm|max|min)\}\s*(?=\()")
+_POWER_OF_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
+_LOOKS = re.compile(r"\\(?:underline|(?:text)?color\s*\{[A-Za-z]+\})\s*(?=\{)")
+_NO_MEANING = re.compile(
+    r"\\(?:left|right)\s*\.|\\(?:displaystyle|textstyle|limits|nolimits|left|right|[bB]ig{1,2}[lrm]?|mathrm|rm|bf|it|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])"
+)
+_SPACES = re.compile(r"(?<!\\)\\(?:[,;: >]|$|quad(?![a-z])|qquad(?![a-z])|hspace\{[^{}]*\}|enspace(?![a-z])|thinspace(?![a-z]))|~|\\\n")
 _GROUPED = re.compile(r"(?<![\d.,/^_])\d{1,3}(?: \d{3})+(?![\d/]|\.?\d)")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?!,?\d)")
 _ORDINAL = re.compile(r"(\d)(?:\^?\{?\\text\{ ?(?:th|st|nd|rd) ?\}\}?|\^\{(?:th|st|nd|rd)\}|(?:th|st|nd|rd)\b)")
@@ -125,19 +142,30 @@ def plain(text: str) -> str:
     text = "".join(_character(character) for character in text)
     text = unicodedata.normalize("NFKC", text).strip()
     text = re.sub(r",\\!\s*", ",", text).replace(r"\!", "")
-    text = _MARKDOWN.sub(r"\1", text)
+    text = _MARKDOWN.sub(r"\1\2", text)
+    if system := _CASES.fullmatch(text):
+        text = rf"\begin{{cases}}{system[2].replace('&', ' ')}\end{{cases}}"
+    text = _LOOKS.sub("", text)
     text = _FONTS.sub(r"\\text", text)
+    text = _SEVERAL.sub(r"\\\1", text)
     text = _BOLD.sub(r"\1\2\3", text)
     text = _OVER.sub(r"\\frac{\1}{\2}", text)
-    text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
+    text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
+    text = re.sub(r"\\(?:[dtcs]|nice)frac(?![A-Za-z])", r"\\frac", text)
+    text = _POWER_OF_TEN.sub(r"\\times ", text).replace("+/-", r"\pm ")
     text = re.sub(r"(?<!\\)\\(?:[()]|\[(?!\d+\.?\d*\s*(?:pt|em|ex|mm)\])|\])", " ", text)
     text = re.sub(r"\{\\(?:rm|bf|it|text)\s+([^{}]*)\}", r"\\text{\1}", text)
     text = _NO_MEANING.sub("", text)
     text = _SPACES.sub(" ", text)
     text = _dollars(text)
-    text = re.sub(r"\^?\\(?:text)?degree(?![a-z])", r"^\\circ ", text.replace(r"\%", "%").replace("{,}", ","))
+    text = re.sub(r"\^?\\(?:text)?degree(?![a-z])|(?<=\d)\s*\\deg(?![a-z])", r"^\\circ ", text.replace(r"\%", "%").replace("{,}", ","))
+    text = re.sub(r"\\text\{\s*(\\dollar|\^\\circ)\s*\}", r"\1 ", text)
+    text = re.sub(r"\\(?:mathbb|Bbb)\s*([A-Z])(?![A-Za-z])", r"\\mathbb{\1}", re.sub(r"\.(?=\}$)", "", text))
     text = re.sub(r"\s+", " ", text).strip()
+    if (whole := re.fullmatch(r"\\text\{([^{}]*)\}", text)) and _LEAD.match(whole[1]):
+        text = whole[1].strip()
     text = re.sub(r"^(?:\\approx|=|:)\s*", "", _LEAD.sub("", text, count=1) if _LEAD.match(text) else text)
+    text = re.sub(r"\b([ap])\.m\b\.?", r"\1m", text)
     text = text.rstrip(" .,;") if not text.endswith(("...", r"\.")) else text
     text = _ORDINAL.sub(r"\1", text)
     text = _GROUPED.sub(lambda run: run.group().replace(" ", ""), text)
@@ -149,11 +177,14 @@ def _character(character: str) -> str:
         return character
     if character in _SIGNS:
         return _SIGNS[character]
-    if character in _GREEK:
-        return _GREEK[character]
+    if unicodedata.category(character) == "Cf":  # of no width, or the direction of the text
+        return ""
     if character.isdecimal():
         return str(unicodedata.decimal(character))
-    parts = unicodedata.normalize("NFKC", character).split("⁄")
+    usual = unicodedata.normalize("NFKC", character)
+    if usual in _GREEK:
+        return _GREEK[usual]
+    parts = usual.split("⁄")
     if len(parts) == 2 and all(part.isdecimal() for part in parts):  # one half in one character
         return f"\\frac{{{parts[0]}}}{{{parts[1]}}}"
     return character

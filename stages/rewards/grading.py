@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from stages.chat import Reply
 
-GRADER = "exact-1"
+GRADER = "exact-2"
 """Name and version of this grader, stored with every pass rate."""
 
 _BOXED = "\\boxed{"
@@ -52,13 +52,13 @@ def grade(reply: Reply, gold: str) -> Grade:
 
 
 def boxed_answers(text: str) -> list[str] | None:
-    """The contents of every `\\boxed{...}` with nested braces; None when one is not closed."""
+    """The contents of every `\\boxed{...}` with nested braces; None when one is not closed. `\\{` and `\\}` are signs, no braces."""
     answers, start = [], text.find(_BOXED)
     while start >= 0:
         depth, end = 1, start + len(_BOXED)
         while end < len(text) and depth:
             depth += {"{": 1, "}": -1}.get(text[end], 0)
-            end += 1
+            end += 2 if text[end] == "\\" else 1
         if depth:
             return None
         answers.append(text[start + len(_BOXED) : end - 1])
@@ -75,8 +75,8 @@ def normalise(answer: str) -> str:
     text = re.sub(r"\s+", " ", text)
     if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", text):
         text = text.replace(",", "")
-    integer = re.fullmatch(r"([+-]?)\s?0*(\d+)", text)
+    integer = re.fullmatch(r"([+-]?)\s?(\d+)", text)
     if integer and text.isascii():
-        digits = integer.group(2)
+        digits = integer.group(2).lstrip("0") or "0"
         return f"-{digits}" if integer.group(1) == "-" and digits != "0" else digits
     return text

@@ -5,9 +5,9 @@ pair is judged twice, reference first and answer first; unless both verdicts agr
 kept on disk by the digest of what was asked.
 
 The answer is written by the policy that is rewarded, so it will try to give the verdict itself. Texts stand as JSON
-strings between marks that hold a nonce, so that neither mark, chat marker nor verdict can be written from inside; a
-verdict counts only as the one JSON object of the reply, with exactly the expected keys and the nonce of its request,
-which the answer cannot know.
+strings between marks that hold a nonce, so that neither mark, chat marker nor verdict can be written from inside, and what no
+reader would see stands as an escape; a verdict counts only as the one JSON object of the reply, with exactly the expected keys
+and the nonce of its request, which the answer cannot know.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ if TYPE_CHECKING:
 
     from stages.rollouts.engine import RolloutEngine
 
-VERSION = 1
+VERSION = 2
 """Of the instruction below; part of every digest."""
 _NOT_COMPARED = UNBOXED | {"reasoning_gym"}
 MAX_CHARACTERS = 4000
 """Of the answer that the judge reads, from its end: a final answer stands there."""
+MAX_BYTES = 8 << 20
+"""Of one answer of the address; a longer one is not read."""
+_GIVE_UP = 8
+"""Requests in a row without a reply after which the rest of a batch is not asked: an address that is down costs minutes, not days."""
 _TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _INSTRUCTION = """You compare two answers to one question and decide whether they are the same answer.
 
@@ -74,8 +78,14 @@ class Pair(NamedTuple):
     answer: str
 
 
-Complete = Callable[[Sequence[str]], list[str | None]]
-"""Replies to instructions, in their order; None for one that got no reply."""
+class NoReply(NamedTuple):
+    """In place of a reply: why there is none."""
+
+    why: str
+
+
+Complete = Callable[[Sequence[str]], list[str | NoReply]]
+"""Replies to instructions, in their order."""
 
 
 class Judge:
@@ -96,25 +106,30 @@ class Judge:
         verdicts = iter(self._verdicts(orders))
         return [_agreed(next(verdicts), next(verdicts)) if grade is None else grade for grade in plain]
 
-    def _verdicts(self, orders: Sequence[Pair]) -> list[bool | None]:
+    def _verdicts(self, orders: Sequence[Pair]) -> list[bool | NoReply]:
         """Whether the two answers of each are the same, in the order given; from the cache where it is there."""
         digests = [self._digest(order) for order in orders]
-        known = {digest: self._kept(digest) for digest in digests}
-        asked = {digest: order for digest, order in zip(digests, orders, strict=True) if known[digest] is None}
+        known: dict[str, bool | NoReply] = {digest: kept for digest in digests if (kept := self._kept(digest)) is not None}
+        asked = {digest: order for digest, order in zip(digests, orders, strict=True) if digest not in known}
         nonces = {digest: hmac.new(self._secret, digest.encode(), "sha256").hexdigest()[:24] for digest in asked}
         replies = self._complete([_instruction(order, nonces[digest]) for digest, order in asked.items()]) if asked else []
         for digest, reply in zip(asked, replies, strict=True):
-            known[digest] = read_verdict(reply or "", nonces[digest])
-            if known[digest] is not None:
+            if isinstance(reply, NoReply):
+                known[digest] = reply
+                continue
+            same = read_verdict(reply, nonces[digest])
+            known[digest] = NoReply("its reply is not the JSON object that was asked for") if same is None else same
+            if same is not None:
                 self._cache.mkdir(parents=True, exist_ok=True)
-                write_json(self._cache / f"{digest}.json", {"same": known[digest], "model": self._model, "reply": reply})
+                legible = reply.encode("utf-8", "replace").decode()
+                write_json(self._cache / f"{digest}.json", {"same": same, "model": self._model, "reply": legible})
         return [known[digest] for digest in digests]
 
     def _digest(self, order: Pair) -> str:
         return hashlib.sha256(json.dumps([VERSION, _INSTRUCTION, self._model, *order]).encode()).hexdigest()
 
     def _kept(self, digest: str) -> bool | None:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):  # cut off by a crash, or no verdict of ours
             same = json.loads((self._cache / f"{digest}.json").read_text())["same"]
             return same if isinstance(same, bool) else None
         return None
@@ -171,9 +186,10 @@ def _plain_grade(pair: Pair) -> Grade | None:
     return Grade(Verdict.RIGHT, "match") if normalise(answer) == normalise(pair.reference) else None
 
 
-def _agreed(first: bool | None, second: bool | None) -> Grade:
-    if first is None or second is None:
-        return Grade(Verdict.NOT_GRADED, "the judge gave no verdict")
+def _agreed(first: bool | NoReply, second: bool | NoReply) -> Grade:
+    for verdict in (first, second):
+        if isinstance(verdict, NoReply):
+            return Grade(Verdict.NOT_GRADED, f"the judge gave no verdict: {verdict.why}")
     if first != second:
         return Grade(Verdict.NOT_GRADED, "the judge says otherwise when reference and answer change places")
     return Grade(Verdict.RIGHT, "the judge says the same") if first else Grade(Verdict.WRONG, "the judge says not the same")
@@ -185,8 +201,10 @@ def _instruction(order: Pair, nonce: str) -> str:
 
 
 def _quoted(text: str, nonce: str) -> str:
-    """A text as one JSON string that cannot hold a mark, a chat marker or a verdict's quotes."""
-    return re.sub(r"<(?=[|/!\w])", r"\\u003c", json.dumps(text.replace(nonce, ""), ensure_ascii=False))
+    """A text as one JSON string that cannot hold a mark, a chat marker, a verdict's quotes, or what is not to be seen."""
+    quoted = json.dumps(text.replace(nonce, ""), ensure_ascii=False)
+    quoted = "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in quoted)
+    return re.sub(r"<|\[(?=/?[A-Z_]+\])", lambda mark: f"\\u{ord(mark[0]):04x}", quoted)
 
 
 def read_verdict(reply: str, nonce: str) -> bool | None:
@@ -212,57 +230,136 @@ def _only_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def judge_at(config: JudgeConfig, folder: Path, secret: str | None = None) -> Judge:
-    """The judge of the settings; verdicts are kept in `config.cache`, or in `folder`. Raises ConfigError when its key is not there."""
-    key = None
-    if config.key_variable is not None:
-        key = os.environ.get(config.key_variable)
-        if not key:
+    """The judge of the settings; verdicts are kept in `config.cache`, or in `folder`.
+
+    Raises ConfigError when its key is not there, its address holds one, or its cache cannot be made.
+    """
+    key = key_of(config)
+    if config.cache is not None:
+        try:
+            config.cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
             raise ConfigError(
-                f"judge.key_variable names {config.key_variable}, which is not set here; set it for the process that runs the recipe, "
-                "or leave key_variable out for a judge without a key"
-            )
+                f"judge.cache {config.cache} cannot be used as a folder ({error.strerror}); name another, or leave it out"
+            ) from error
     return Judge(over_http(config, key), config.model, config.cache or folder, secret)
 
 
-def over_http(config: JudgeConfig, key: str | None) -> Complete:
-    """Replies over `POST <address>/chat/completions`, `config.parallel` at once. A request that stays without one gives None.
+def key_of(config: JudgeConfig) -> str | None:
+    """The key of a judge's address, None for one that takes none. No message shows it.
 
-    Redirects are not followed, so the key goes to the address that was given and nowhere else.
+    Raises ConfigError when it is not in this process's environment or cannot be a key, and for an address that holds one.
+    """
+    if set("@?#") & set(config.address):
+        raise ConfigError(
+            "judge.address holds a name, a key or a query, and settings are written to logs and to MLflow; leave it at host and path, and "
+            "name the environment variable of the key in judge.key_variable"
+        )
+    if config.key_variable is None:
+        return None
+    key = os.environ.get(config.key_variable, "").strip()
+    if not key:
+        raise ConfigError(
+            f"judge.key_variable names {config.key_variable}, which is not set in this process. A stage has the environment that "
+            "posttrain, or `posttrain up`, was started with, without the variables of MLflow, Prefect and the Hugging Face hub; export it "
+            "under a name of its own before you start that, or leave key_variable out for a judge without a key"
+        )
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ConfigError(f"{config.key_variable}, which judge.key_variable names, holds characters that no key has; export the key alone")
+    return key
+
+
+def over_http(config: JudgeConfig, key: str | None) -> Complete:
+    """Replies over `POST <address>/chat/completions`, `config.parallel` at once.
+
+    Redirects are not followed, so the key goes to the address that was given and nowhere else. No reason shows
+    what the address sent: it is not to be trusted with a log.
     """
     opener = urllib.request.build_opener(_NoRedirect)
     url = f"{config.address.rstrip('/')}/chat/completions"
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
 
-    def one(instruction: str) -> str | None:
+    def one(instruction: str) -> str | NoReply:
         body = {
             "model": config.model,
             "messages": [{"role": "user", "content": instruction}],
             "temperature": 0.0,
             "max_tokens": config.max_tokens,
         }
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 - http or https by the settings
+        why, wait_s = "", 0.0
         for attempt in range(config.tries):
             if attempt:
-                time.sleep(config.retry_wait_s * 2 ** (attempt - 1))
+                time.sleep(max(wait_s, config.retry_wait_s * 2 ** (attempt - 1)))
             try:
+                end = time.monotonic() + config.timeout_s
+                request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 - http or https by the settings
                 with opener.open(request, timeout=config.timeout_s) as answer:
-                    content = json.load(answer)["choices"][0]["message"]["content"]
-                    return content if isinstance(content, str) else None
+                    return _content(_whole(answer, end, config.timeout_s))
             except urllib.error.HTTPError as error:
                 error.close()
+                why, wait_s = _refused(error.code, config), min(_seconds(error.headers.get("Retry-After")), config.timeout_s)
                 if error.code not in _TRY_AGAIN:
-                    return None
-            except (OSError, http.client.HTTPException):
-                continue
-            except (ValueError, LookupError, TypeError):  # not what such an address answers
-                return None
-        return None
+                    break
+            except (OSError, http.client.HTTPException, ValueError) as error:  # the last for a host that is none
+                why, wait_s = f"the address could not be reached: {_unreached(error)}", 0.0
+        return NoReply(why)
 
-    def complete(instructions: Sequence[str]) -> list[str | None]:
+    def complete(instructions: Sequence[str]) -> list[str | NoReply]:
+        in_a_row = 0
+
+        def unless_down(instruction: str) -> str | NoReply:
+            nonlocal in_a_row
+            if in_a_row >= _GIVE_UP:
+                return NoReply(f"{_GIVE_UP} requests in a row got no reply, so the rest was not asked")
+            reply = one(instruction)
+            in_a_row = in_a_row + 1 if isinstance(reply, NoReply) else 0
+            return reply
+
         with ThreadPoolExecutor(config.parallel, thread_name_prefix="judge") as threads:
-            return list(threads.map(one, instructions))
+            return list(threads.map(unless_down, instructions))
 
     return complete
+
+
+def _whole(answer: http.client.HTTPResponse, end: float, timeout_s: float) -> bytes:
+    """The body, when it comes before `end` and is not too long to be one; else a TimeoutError, or nothing."""
+    body = bytearray()
+    while part := answer.read1(1 << 16):
+        body += part
+        if time.monotonic() > end:
+            raise TimeoutError(f"no whole reply in {timeout_s:g} s")
+        if len(body) > MAX_BYTES:
+            return b""
+    return bytes(body)
+
+
+def _content(body: bytes) -> str | NoReply:
+    try:
+        content = json.loads(body)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        content = None
+    return content if isinstance(content, str) else NoReply("the address answered with something else than a completion")
+
+
+def _refused(status: int, config: JudgeConfig) -> str:
+    if status not in (401, 403):
+        return f"the address answered with status {status}"
+    if config.key_variable is None:
+        return f"the address answered with status {status}, so it wants a key; judge.key_variable names the variable that holds it"
+    return (
+        f"the address answered with status {status}, so it does not take the key in {config.key_variable} as it was when posttrain started"
+    )
+
+
+def _unreached(error: Exception) -> str:
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, OSError):
+        return cause.strerror or str(cause) or type(cause).__name__
+    return type(cause).__name__ if isinstance(cause, Exception) else str(cause)
+
+
+def _seconds(text: str | None) -> float:
+    return float(text) if text is not None and re.fullmatch(r"\d{1,6}", text.strip()) else 0.0
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -271,17 +368,17 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def with_engine(engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Complete:
-    """Replies of a local checkpoint, near the mode of its distribution. An instruction that does not fit in gets none."""
+    """Replies of a local checkpoint, near the mode of its distribution; none for an instruction that does not fit in."""
     from stages.chat import render_prompt
     from stages.rollouts.engine import Request
 
     sampler = SamplerConfig(temperature=0.01, max_new_tokens=max_tokens)
 
-    def complete(instructions: Sequence[str]) -> list[str | None]:
+    def complete(instructions: Sequence[str]) -> list[str | NoReply]:
         prompts = [tokenizer(render_prompt(tokenizer, text, thinking=True), add_special_tokens=False)["input_ids"] for text in instructions]
         room = engine.config.max_model_tokens - max_tokens
         requests = [Request(index, ids, seed=index) for index, ids in enumerate(prompts) if len(ids) <= room]
-        replies: list[str | None] = [None] * len(prompts)
+        replies: list[str | NoReply] = [NoReply("the instruction is too long for it")] * len(prompts)
         for completion in engine.generate(requests, sampler):
             replies[completion.key] = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
         return replies

@@ -21,6 +21,7 @@ import ctypes
 import gc
 import os
 import pickle
+import re
 import resource
 import selectors
 import signal
@@ -30,6 +31,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -47,6 +49,10 @@ _START_S, _ANSWER_S = 120.0, 30.0
 _MAX_RESTARTS, _MAX_IDLE_ENDS = 3, 50
 _PR_SET_PDEATHSIG = 1
 _REASON_CHARACTERS = 300
+_MAX_MESSAGE_BYTES = 4 * _REASON_CHARACTERS + 32
+_MESSAGE = re.compile(rb"([+-])(%s)\n(.*)" % b"|".join(verdict.encode() for verdict in Verdict), re.DOTALL)
+"""Whether its process retires, the verdict, the reason."""
+_REMEDY = "free memory, processes or open files (ulimit -n), or give the pool fewer workers"
 
 
 class Job(NamedTuple):
@@ -67,7 +73,7 @@ class Pool:
         unlimited and before any other, where all workers are forked from: give jobs that import and fill
         caches, of inputs that can be trusted.
         """
-        self.workers = workers or _cores()
+        self.workers = workers or usable_cores()
         self.seconds = seconds
         self.memory_mib = memory_mib
         self._warm_up = tuple(warm_up)
@@ -77,6 +83,7 @@ class Pool:
         self._selector = selectors.DefaultSelector()
         self._nursery, self._control = self._start()
         self._ready = False
+        self._closed = False
 
     def __enter__(self) -> Pool:
         return self
@@ -85,7 +92,8 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """End all processes. Calling it twice does no harm."""
+        """End all processes. Calling it twice does no harm; a closed pool grades nothing."""
+        self._closed = True
         self._end()
         self._selector.close()
 
@@ -99,7 +107,12 @@ class Pool:
             self._nursery.wait()
 
     def grade(self, jobs: Sequence[Job]) -> list[Grade]:
-        """The grades, in the order of the jobs. Raises RewardError when no process can be started, and for a job that cannot be pickled."""
+        """The grades, in the order of the jobs.
+
+        Raises RewardError when no process can be started, for a job that cannot be pickled, and when the pool is closed.
+        """
+        if self._closed:
+            raise RewardError("the pool is closed, so it has no processes left to grade with; make another")
         grades: list[Grade | None] = [None] * len(jobs)
         waiting: deque[_Task] = deque()
         for index, job in enumerate(jobs):
@@ -109,21 +122,25 @@ class Pool:
             else:
                 waiting.append(_Task(index, payload))
         with self._lock:
-            restarts = 0
-            self._bury(waiting, grades)
-            while waiting or any(hand.tasks for hand in self._hands):
-                try:
-                    self._turn(waiting, grades)
-                except _NurseryGoneError as error:
-                    restarts += 1
-                    if restarts > _MAX_RESTARTS:
-                        raise RewardError(f"grading processes cannot be kept running: {error}; see what they printed") from error
-                    self._restart(waiting)
-                except BaseException:
-                    self._leave()  # what is under way belongs to nobody any more
-                    raise
+            try:
+                self._work_off(waiting, grades)
+            except BaseException:
+                self._leave()  # what is under way belongs to nobody any more
+                raise
         assert None not in grades
         return [grade for grade in grades if grade is not None]
+
+    def _work_off(self, waiting: deque[_Task], grades: list[Grade | None]) -> None:
+        restarts = 0
+        self._bury(waiting, grades)
+        while waiting or any(hand.tasks for hand in self._hands):
+            try:
+                self._turn(waiting, grades)
+            except _NurseryGoneError as error:
+                restarts += 1
+                if restarts > _MAX_RESTARTS:
+                    raise RewardError(f"grading processes cannot be kept running: {error}; see what they printed") from error
+                self._restart(waiting)
 
     def _bury(self, waiting: deque[_Task], grades: list[Grade | None]) -> None:
         """Replace the workers that ended while they had nothing to do."""
@@ -174,28 +191,31 @@ class Pool:
         hand.buffer += data
         while len(hand.buffer) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(hand.buffer)
-            if len(hand.buffer) < _LENGTH.size + size:
+            if size <= _MAX_MESSAGE_BYTES and len(hand.buffer) < _LENGTH.size + size:
                 break
-            message = bytes(hand.buffer[_LENGTH.size : _LENGTH.size + size])
+            message = _MESSAGE.fullmatch(hand.buffer[_LENGTH.size : _LENGTH.size + size])
+            if message is None or not hand.tasks:
+                self._lose(hand, waiting, grades, "the grading process sent what is no grade")
+                return
             del hand.buffer[: _LENGTH.size + size]
-            verdict, _, reason = message[1:].decode("utf-8", "replace").partition("\n")
+            retires, verdict, reason = (bytes(group).decode("utf-8", "replace") for group in message.groups())
             grades[hand.tasks.popleft().place] = Grade(Verdict(verdict), reason)
             self._idle_ends = 0
             hand.deadline = time.monotonic() + self.seconds
-            if message[:1] == b"-":  # it retires: no fault of what it had not begun
+            if retires == "-":  # it retires: no fault of what it had not begun
                 self._lose(hand, waiting, grades, None)
                 return
 
     def _lose(self, hand: _Hand, waiting: deque[_Task], grades: list[Grade | None], reason: str | None) -> None:
         """Kill a worker. Its first job is not graded for `reason` ("": the way it ended; None: no job is to blame)."""
-        self._selector.unregister(hand.socket)
-        hand.socket.close()
-        self._hands.remove(hand)
         try:
             status = self._ask(b"K", hand.pid)
         except _NurseryGoneError:
             waiting.extendleft(reversed(hand.tasks))
+            hand.tasks.clear()
             raise
+        finally:
+            self._dismiss(hand)
         if not hand.tasks and reason is not None:
             self._idle_ends += 1
             if self._idle_ends > _MAX_IDLE_ENDS:
@@ -207,9 +227,22 @@ class Pool:
             grades[task.place] = Grade(Verdict.NOT_GRADED, reason or f"the grading process ended, {_ending(status)}")
         waiting.extendleft(reversed(hand.tasks))
 
+    def _dismiss(self, hand: _Hand) -> None:
+        with suppress(KeyError, ValueError):  # interrupted half-way before
+            self._selector.unregister(hand.socket)
+        hand.socket.close()
+        self._hands.remove(hand)
+
     # the nursery
 
     def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        try:
+            return self._started()
+        except OSError as error:
+            raise RewardError(f"no process for grading could be started: {error.strerror or error}; {_REMEDY}") from error
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        warm_up = pickle.dumps(self._warm_up)
         ours, theirs = socket.socketpair()
         command = "import sys; from stages.rewards.pool import _nursery; _nursery(*map(int, sys.argv[1:]))"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONHASHSEED": "0"}
@@ -221,37 +254,35 @@ class Pool:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
-        warm_up = pickle.dumps(self._warm_up)
         ours.settimeout(_START_S)
-        ours.sendall(_LENGTH.pack(len(warm_up)) + warm_up)
+        with suppress(ConnectionError):  # it has ended already, which the first request to it will tell
+            ours.sendall(_LENGTH.pack(len(warm_up)) + warm_up)
         return process, ours
 
     def _restart(self, waiting: deque[_Task]) -> None:
         for hand in self._hands:
             waiting.extendleft(reversed(hand.tasks))
+            hand.tasks.clear()
         self._nursery.kill()
         self._end()
         self._nursery, self._control = self._start()
         self._ready = False
 
     def _leave(self) -> None:
-        for hand in self._hands:
-            self._selector.unregister(hand.socket)
-            hand.socket.close()
+        for hand in list(self._hands):
             with suppress(_NurseryGoneError):
                 self._ask(b"K", hand.pid)
-        self._hands.clear()
+            self._dismiss(hand)
 
     def _fork(self) -> None:
-        if not self._ready:
-            self._answer()
-            self._control.settimeout(_ANSWER_S)
-            self._ready = True
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise RewardError(f"no process for grading could be started: {error.strerror or error}; {_REMEDY}") from error
         with theirs:
             try:
                 pid = self._ask(b"F", 0, theirs.fileno())
-            except _NurseryGoneError:
+            except BaseException:
                 ours.close()
                 raise
         ours.settimeout(self.seconds)
@@ -260,17 +291,22 @@ class Pool:
         self._selector.register(ours, selectors.EVENT_READ, hand)
 
     def _ask(self, what: bytes, number: int, *descriptors: int) -> int:
+        """Have a worker forked or killed. Interrupted, it ends the nursery: the next request must not get this one's answer."""
         try:
+            if not self._ready:
+                self._answer()
+                self._control.settimeout(_ANSWER_S)
+                self._ready = True
             socket.send_fds(self._control, [_CONTROL.pack(what, number)], descriptors)
-        except OSError as error:
-            raise _NurseryGoneError(f"the process they come from is gone: {error}") from error
-        return self._answer()
+            return self._answer()
+        except BaseException as error:
+            self._control.close()
+            if isinstance(error, OSError):
+                raise _NurseryGoneError(f"the process they come from is gone, or does not answer: {error}") from error
+            raise
 
     def _answer(self) -> int:
-        try:
-            data = _received(self._control, _CONTROL.size)
-        except OSError as error:
-            raise _NurseryGoneError(f"the process they come from does not answer: {error}") from error
+        data = _received(self._control, _CONTROL.size)
         if len(data) < _CONTROL.size:
             raise _NurseryGoneError(f"the process they come from ended, status {self._nursery.poll()}")
         what, number = _CONTROL.unpack(data)
@@ -300,7 +336,7 @@ class _Hand:
         self.buffer = bytearray()
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -312,7 +348,7 @@ def _small(*tasks: _Task) -> bool:
 def _pickled(job: Job) -> bytes:
     try:
         return pickle.dumps(tuple(job), protocol=pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except Exception as error:  # what cannot be pickled says so in many ways
         raise RewardError(
             f"a grading job cannot be sent to its process: {error}; a grader is a function of a module, its arguments are plain values"
         ) from error
@@ -370,8 +406,9 @@ def _nursery(descriptor: int, memory_mib: int, caller: int) -> NoReturn:
             children.add(number)
             control.sendall(_CONTROL.pack(b"F", number))
         else:
+            status = _killed(number) if number in children else 0
             children.discard(number)
-            control.sendall(_CONTROL.pack(b"K", _killed(number)))
+            control.sendall(_CONTROL.pack(b"K", status))
     for child in children:
         _killed(child)
     os._exit(0)
@@ -395,13 +432,15 @@ def _work(connection: socket.socket, nursery: int, memory: int) -> NoReturn:
         size = _address_space() + memory
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    start = _resident()
+    start, own = _resident(), os.getpid()
     while len(head := _received(connection, _LENGTH.size)) == _LENGTH.size:
         (size,) = _LENGTH.unpack(head)
         payload = _received(connection, size)
         if len(payload) < size:
             break
         verdict, reason, retires = _graded(payload, memory)
+        if os.getpid() != own:
+            os._exit(0)  # a copy that the grader has made
         retires = retires or _resident() - start > memory // 4
         text = f"{'-' if retires else '+'}{verdict}\n{reason[:_REASON_CHARACTERS]}".encode("utf-8", "replace")
         connection.sendall(_LENGTH.pack(len(text)) + text)
@@ -421,7 +460,7 @@ def _graded(payload: bytes, memory: int) -> tuple[Verdict, str, bool]:
     except RecursionError:
         return Verdict.NOT_GRADED, "nested too deeply", False
     except BaseException as error:  # noqa: BLE001 - whatever a library does, the job is not graded and says why
-        return Verdict.NOT_GRADED, f"the grader failed with {type(error).__name__}: {error}", True
+        return Verdict.NOT_GRADED, f"the grader failed with {traceback.format_exception_only(error)[-1].strip()}", True
 
 
 def _address_space() -> int:

@@ -18,11 +18,14 @@ from stages.rewards.grading import boxed_answers
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _TOKEN = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W\d_{_UNSPACED}]+")
-_FORMULA = re.compile(r"```.*?```|`[^`\n]*`|\$[^$]*\$|\\[A-Za-z]+", re.DOTALL)
+_FORMULA = re.compile(
+    r"```.*?```|`[^`\n]*`|\$[^$]*\$|\\\((?:(?!\\[()]).)*\\\)|\\\[(?:(?!\\[\[\]]).)*\\\]|\\[A-Za-z]+",
+    re.DOTALL,
+)
 _TAG = re.compile(r"</?\w*>")
 _KANA = frozenset({"HIRAGANA", "KATAKANA"})
 _JAPANESE = _KANA | {"CJK"}
-_SIGNS = frozenset({"GREEK", "MATHEMATICAL", "DOUBLE-STRUCK", "SCRIPT", "MODIFIER", ""})
+_SIGNS = frozenset({"GREEK", "MATHEMATICAL", "DOUBLE", "SCRIPT", "MODIFIER", ""})
 
 
 def format_reward(reply: Reply, *, thinking: bool, stopped: bool, boxed: bool = True) -> float:
@@ -63,9 +66,16 @@ def words_by_script(text: str) -> Counter[str]:
 
 @functools.lru_cache(maxsize=65536)
 def _script(word: str) -> str:
-    """The script of a word's first letter; none for the letters of formulas: Greek, styled ones, single Latin ones."""
-    script = unicodedata.name(word[0], "").split(" ")[0]
-    return "" if script in _SIGNS or (script == "LATIN" and len(word) == 1) else script
+    """The script of a word's first letter; none for the letters of formulas: Greek, styled ones, single Latin ones, raised digits."""
+    letters = "".join(filter(str.isalpha, word))
+    if not letters:
+        return ""
+    script = re.split("[ -]", unicodedata.name(letters[0], ""))[0]
+    if script in ("FULLWIDTH", "HALFWIDTH"):
+        script = unicodedata.name(unicodedata.normalize("NFKC", letters[0]), "").split(" ")[0]
+    if script == "IDEOGRAPHIC":  # the mark that repeats a Han character
+        return "CJK"
+    return "" if script in _SIGNS or (script == "LATIN" and len(letters) == 1) else script
 
 
 def length_rewards(tokens: Sequence[int], right: Sequence[bool]) -> list[float]:
@@ -92,9 +102,9 @@ def overlong_punishment(tokens: int, max_tokens: int, cache_tokens: int) -> floa
 def repetition_penalty(text: str, words: int) -> float:
     """Minus the share of runs of `words` words that occurred before: 0 without repetition, towards -1 for one phrase over and over.
 
-    As open-r1's (n = 3 there); a Han character is a word.
+    As open-r1's (n = 3 there, capitals make no other words); a Han character is a word.
     """
-    tokens = _TOKEN.findall(text)
+    tokens = _TOKEN.findall(text.casefold())
     runs = [tuple(tokens[start : start + words]) for start in range(len(tokens) - words + 1)]
     return len(set(runs)) / len(runs) - 1.0 if runs else 0.0
 

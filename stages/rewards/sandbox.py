@@ -5,7 +5,8 @@ with the shared libraries and Python's standard library; an empty `/tmp` in memo
 no device. It sees its text as `/program.py` and its input on standard input (and as `/dev/stdin`); input, output
 and program live in anonymous memory, so that nothing is left on disk. It is process 1 of its name space and
 stays alone there: a seccomp filter lets it start threads but no process, open no socket and change no priority. So the
-memory limit of the process is that of the whole sandbox. The number of threads has no limit but memory.
+memory limit of the process is that of the whole sandbox. Threads and files cost the kernel memory that no limit of a process
+counts; they are counted from outside, some ten times a second, and a program with too many is ended.
 Programs that need more than the standard library, `subprocess`, `multiprocessing` or `/proc` fail.
 
 Everything inside dies with the sandbox, and the sandbox with its parent. Where a host cannot give all of this,
@@ -38,6 +39,7 @@ _MIB = 1 << 20
 _MESSAGE_BYTES = 2000
 _NOBODY = 65534
 _LAST_SECONDS = 5.0
+_TICK_S = 0.1
 _KILLED = 128 + signal.SIGKILL
 
 
@@ -60,6 +62,9 @@ class Limits(NamedTuple):
     output_kib: int = 1024
     """Standard output."""
     open_files: int = 64
+    threads: int = 256
+    files: int = 10_000
+    """Files, folders and links in `/tmp`."""
 
 
 DEFAULT_LIMITS = Limits()
@@ -84,6 +89,8 @@ def run_program(program: str, stdin: str = "", limits: Limits = DEFAULT_LIMITS) 
     Raises SandboxError when this host cannot run it or ended it: no bubblewrap, no user name spaces, out
     of processes or memory, or so busy that the program waited for a core for the time that it lacked.
     """
+    if sys.platform != "linux" or not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
+        raise _refusal("this system is not Linux, or its Python was built for an older one")
     start, oom_kills = time.monotonic(), _oom_kills()
     with ExitStack() as files:
         try:
@@ -101,17 +108,17 @@ def run_program(program: str, stdin: str = "", limits: Limits = DEFAULT_LIMITS) 
             files.callback(os.close, watch)
         except OSError as error:
             raise _refusal(error.strerror or str(error)) from error
-        finished, waited_s = False, 0.0
+        finished, excess, waited_s = False, "", 0.0
         try:
-            finished = _ends(watch, limits.wall_s)
-            waited_s = 0.0 if finished else _waited_for_core(process.pid)
+            finished, excess = _watched(process.pid, watch, ready, limits)
+            waited_s = 0.0 if finished or excess else _waited_for_core(process.pid)
         finally:
             if not finished:
                 _kill(process, watch)
             _, wait_status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(wait_status)
         seconds, cpu_s = time.monotonic() - start, usage.ru_utime + usage.ru_stime
-        message = os.pread(errors, _MESSAGE_BYTES, max(0, os.fstat(errors).st_size - _MESSAGE_BYTES)).decode("utf-8", "replace").strip()
+        message = _printable(os.pread(errors, _MESSAGE_BYTES, max(0, os.fstat(errors).st_size - _MESSAGE_BYTES)).decode("utf-8", "replace"))
         if not os.fstat(ready).st_size:
             raise _refusal(
                 message or (f"bwrap ended with status {process.returncode}" if finished else f"not up after {limits.wall_s:g} s")
@@ -123,7 +130,9 @@ def run_program(program: str, stdin: str = "", limits: Limits = DEFAULT_LIMITS) 
             f"a program waited {waited_s:.1f} of its {limits.wall_s:g} s for a free core, so it has not failed; "
             "run fewer graders at once, or raise the wall-clock limit"
         )
-    if not finished:
+    if excess:
+        fault = excess
+    elif not finished:
         fault = f"not finished after {limits.wall_s:g} s"
     elif process.returncode < 0 or (process.returncode == _KILLED and _oom_kills() > oom_kills):
         raise SandboxError(
@@ -158,7 +167,7 @@ def _start(
     `ready` is written when it begins; it does not begin when the other end of `alive` is gone, which bwrap overlooks while it starts.
     """
     bwrap = shutil.which("bwrap")
-    if sys.platform != "linux" or bwrap is None:
+    if bwrap is None:
         raise _refusal("the command `bwrap` (bubblewrap) is not there")
     rules = _memory_file(files, _seccomp_filter(platform.machine()))
     text, given, given_as_file, null = (_memory_file(files, content.encode("utf-8", "replace")) for content in (program, stdin, stdin, ""))
@@ -203,6 +212,37 @@ def _ends(watch: int, timeout_s: float) -> bool:
     return bool(poll.poll(timeout_s * 1000))
 
 
+def _watched(bwrap: int, watch: int, ready: int, limits: Limits) -> tuple[bool, str]:
+    """Whether a program ends within its wall clock, and of what it had too much when it must be ended before.
+
+    Until `ready` is written its process is still bwrap's, and sees the host's files.
+    """
+    end = time.monotonic() + limits.wall_s
+    while (left := end - time.monotonic()) > 0:
+        if _ends(watch, min(left, _TICK_S)):
+            return True, ""
+        if os.fstat(ready).st_size and (excess := _excess(_program_of(bwrap), limits)):
+            return False, excess
+    return False, ""
+
+
+def _excess(program: int | None, limits: Limits) -> str:
+    """Of what a program has too much; empty for nothing, and where the kernel does not say."""
+    with suppress(OSError):
+        if os.stat(f"/proc/{program}/task").st_nlink - 2 > limits.threads:
+            return f"more than {limits.threads} threads"
+        tmp = os.statvfs(f"/proc/{program}/root/tmp")
+        if tmp.f_files - tmp.f_ffree > limits.files:
+            return f"more than {limits.files} files"
+    return ""
+
+
+def _printable(text: str) -> str:
+    """A program's words without what a terminal would obey."""
+    lines = text.strip().splitlines()
+    return "\n".join("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line.expandtabs()) for line in lines)
+
+
 def _program_of(bwrap: int) -> int | None:
     """The process inside the sandbox that a bwrap waits for, by its number outside."""
     try:
@@ -221,8 +261,10 @@ def _waited_for_core(bwrap: int) -> float:
 
 def _oom_kills() -> int:
     """Processes that the kernel has killed for lack of memory since it started; 0 where it does not say."""
-    found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0
+    with suppress(OSError):
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
 
 
 def _kill(process: subprocess.Popen[bytes], watch: int) -> None:

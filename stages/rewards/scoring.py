@@ -6,6 +6,7 @@ A rollout that could not be graded has no reward: it is masked wherever rewards 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,8 +27,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BATCH = 64
-_OPERATION = re.compile(r"[\w)}\]][-+*/^=×·÷!]|\\(?:[dt]?frac|cdot|times|div|sqrt|d?binom)")
+_OPERATION = re.compile(r"[\w)}\]][-+*/^=×·÷!]|\\(?:[dt]?frac|cdot|times|div|sqrt|[dt]?binom|choose)")
 _DIGITS = re.compile(r"\d+")
+_ONE_FRACTION = re.compile(r"(?:[A-Za-z]=)?-?(?:\\[dt]?frac(?:\{\d+\}\{\d+\}|\d\d)|\d+/\d+)(?:\\text\{[^{}]*\}|\\?[A-Za-z%]*)")
+_LEFT_TO_DO = (
+    re.compile(r"[\d)}\]](?:[-+−±]|\\pm|\\mp)[\d({\\.√]"),
+    re.compile(r"[\d)}\]](?:[*×·÷]|\\cdot|\\times|\\div)(?!10\^)[\d({\\.√]"),
+    re.compile(r"\\(?:sum|prod|int|lim)(?![A-Za-z])"),
+)
+"""Arithmetic that was not done, by kind: additions, products (scientific notation is none), sums over a range and the like."""
+_NO_VARIABLES = re.compile(
+    r"\\(?:text|mathrm)\{[^{}]*\}|\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?:\([A-Za-z]\))?=(?!=)|(?<![A-Za-z])[ei](?![A-Za-z])"
+)
+"""What of a formula holds letters but no variable: words, commands, the name that it is given, e and i."""
 
 
 class Prompt(NamedTuple):
@@ -105,25 +117,32 @@ Scorer = Callable[[Sequence[Rollout]], Scores]
 def grade_by_rules(rollouts: Sequence[Rollout]) -> list[Grade]:
     """Grades by the type of each problem's answer.
 
-    An expression out of the question in place of its value is wrong, though it is equal to it: `\\frac{6}{8}` where that was
-    to be reduced, `3+4` where that was to be added.
+    An expression in place of its value is wrong, though it is equal to it: one out of the question (`\\frac{6}{8}` where that was to
+    be reduced), or made of the question's numbers, or with arithmetic left to do where the gold answer has none (`3+4` for 7). Else a
+    policy would learn to write the question down in place of solving it.
     """
     grades = grade_tasks([item.reply for item in rollouts], [item.prompt.task for item in rollouts])
     return [
-        Grade(Verdict.WRONG, "an expression of the question, not its value")
-        if grade.verdict is Verdict.RIGHT and _is_copied(item)
-        else grade
+        Grade(Verdict.WRONG, "an expression, not its value") if grade.verdict is Verdict.RIGHT and _is_unsolved(item) else grade
         for item, grade in zip(rollouts, grades, strict=True)
     ]
 
 
-def _is_copied(item: Rollout) -> bool:
-    """Whether the one box holds an operation that stands in the question, on other numbers than those of the gold answer."""
+def _is_unsolved(item: Rollout) -> bool:
+    """Whether the one box holds an expression out of the question, of its numbers, or with more to do than the gold answer."""
     boxes = boxed_answers(item.reply.response)
     if item.prompt.answer_type not in ("text", "math") or boxes is None or len(boxes) != 1:
         return False
-    answer, gold, question = (re.sub(r"[\s$]", "", text) for text in (boxes[0], item.prompt.gold, item.prompt.question))
-    return answer in question and bool(_OPERATION.search(answer)) and sorted(_DIGITS.findall(answer)) != sorted(_DIGITS.findall(gold))
+    answer, gold, question = (re.sub(r"[\s$]|\\[,;:! ]", "", text) for text in (boxes[0], item.prompt.gold, item.prompt.question))
+    numbers, wanted, asked = (Counter(_DIGITS.findall(text)) for text in (answer, gold, question))
+    is_expression = numbers != wanted and bool(_OPERATION.search(answer))
+    if is_expression and answer in question:
+        return True
+    if re.search(r"[A-Za-z]", _NO_VARIABLES.sub("", gold)):
+        return False  # other forms of a formula are answers
+    if is_expression and numbers and numbers <= asked and not _ONE_FRACTION.fullmatch(answer):
+        return True
+    return any(kind.search(answer) and not kind.search(gold) for kind in _LEFT_TO_DO)
 
 
 def weights_of(config: PolicyGradientConfig, **more: float) -> dict[str, float]:

@@ -14,11 +14,13 @@ import atexit
 import functools
 import inspect
 import json
+import math
 import os
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from importlib.metadata import version
@@ -28,11 +30,11 @@ from stages.chat import Reply
 from stages.config import AnswerType
 from stages.rewards.code import grade_code
 from stages.rewards.equivalence import GRADER as MATH_GRADER
-from stages.rewards.equivalence import equivalent
+from stages.rewards.equivalence import MAX_CHARACTERS, equivalent
 from stages.rewards.extraction import final_answer, innermost
 from stages.rewards.grading import GRADER as TEXT_GRADER
 from stages.rewards.grading import Grade, Verdict, boxed_answers, grade, normalise
-from stages.rewards.pool import Job, Pool
+from stages.rewards.pool import Job, Pool, usable_cores
 from stages.rewards.second_opinion import Graded, SecondOpinion, math_verify_grade, second_opinion
 
 ANSWER_TYPES: tuple[str, ...] = get_args(AnswerType)
@@ -53,10 +55,17 @@ _WARM_UP = {
 """Types whose graders may take long, with gold answer and `grading` of a first task that makes their processes import what they need."""
 _RUNS_TEXT = frozenset({"eval", "exec", "parse_expr", "sympify", "S", "__import__"})
 """Functions that run text as code; sympy's parsers are among them."""
-_FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
+_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _LETTER = re.compile(r"[(\[]?([A-Za-z])(?:[)\].:]+|$)\s*(.*)", re.DOTALL)
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit)\{([^{}]*)\}")
 _FRACTION = re.compile(r"([+-]?)\s*(?:\\[dt]?frac\{(\d+)\}\{(\d+)\}|(\d+)\s*/\s*(\d+))")
+_PROBES: tuple[Any, ...] = (None, 0, "", [])
+"""Values of four types that say nothing: a schema that accepts them all asks for no type of value."""
+_NOT_FINITE = re.compile(r"(?<![a-z])s?(?:nan\d*|inf(?:inity)?)j?(?![a-z])|\d\.?e[+-]?\d{4}", re.IGNORECASE)
+"""Not a number, infinity, and exponents that take for ever: every comparison with a NaN is false, so scorers take it for near."""
+_LONE_NUMBER = re.compile(r"[^\d]*?([+-]?\d[\d,]*(?:\.\d+)?(?:/\d+)?)[^\d]*")
+"""One number with words around it, but no second one."""
+_SAYS_NOTHING = "no answer"
 
 
 def grader_of(answer_type: str) -> str:
@@ -96,7 +105,7 @@ def grade_tasks(replies: Sequence[Reply], tasks: Sequence[Task]) -> list[Grade]:
     for answer_type, indices in waiting.items():
         asked = [(replies[index], tasks[index]) for index in indices]
         if answer_type == "code":
-            with ThreadPoolExecutor(os.cpu_count()) as threads:
+            with ThreadPoolExecutor(usable_cores()) as threads:
                 found = list(threads.map(lambda pair: grade_task(*pair), asked))
         else:
             found = _pool(answer_type, os.getpid()).grade([Job(grade_task, pair) for pair in asked])
@@ -134,7 +143,7 @@ def grade_task(reply: Reply, task: Task) -> Grade:
     """Grade a reply by its task's type. The thinking is never read."""
     try:
         detail = json.loads(task.grading) if task.grading else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         detail = None
     if not isinstance(detail, dict):
         return Grade(Verdict.NOT_GRADED, f"`grading` is no JSON object: {task.grading[:_SHOWN]!r}")
@@ -146,7 +155,11 @@ def grade_task(reply: Reply, task: Task) -> Grade:
         return grade_code(reply.response, task.gold)
     if task.answer_type == "math":
         found, reason = final_answer(reply.response, only_boxed=True, one_box=True)
-        return Grade(Verdict.WRONG, reason) if found is None else equivalent(found, innermost(task.gold))
+        if found is None:
+            return Grade(Verdict.WRONG, reason)
+        if len(found) > MAX_CHARACTERS >= len(task.gold):
+            return Grade(Verdict.WRONG, f"the answer has {len(found)} characters, at most {MAX_CHARACTERS} are read")
+        return equivalent(found, innermost(task.gold))
     answer = _one_box(reply.response)
     if isinstance(answer, Grade):
         return answer
@@ -192,31 +205,34 @@ def exact(answer: str, gold: str) -> Grade:
 
 
 def number(answer: str, gold: str, *, relative: float = 0.0, absolute: float = 0.0) -> Grade:
-    """Right when the answer is a number within max(absolute, relative * |gold|) of the gold answer; both are read exactly.
+    """Right when the answer is a number within max(absolute, relative * |gold|) of the gold answer; all are read exactly.
 
     Read are integers and decimals, thousands separators, scientific notation and simple fractions. Not finite is no number.
     """
-    if not all(isinstance(value, int | float) and 0 <= value < float("inf") for value in (relative, absolute)):
+    if not all(type(value) in (int, float) and 0 <= value < float("inf") for value in (relative, absolute)):
         return Grade(Verdict.NOT_GRADED, f"tolerance {relative!r}, {absolute!r}: the rule is numbers from 0")
     wanted, found = read_number(gold), read_number(answer)
     if wanted is None:
         return Grade(Verdict.NOT_GRADED, f"gold answer {gold[:_SHOWN]!r} is no number")
     if found is None:
         return Grade(Verdict.WRONG, f"{answer[:_SHOWN]!r} is no number")
-    return _decided(abs(found - wanted) <= max(Fraction(absolute), Fraction(relative) * abs(wanted)), answer, gold)
+    return _decided(abs(found - wanted) <= max(Fraction(str(absolute)), Fraction(str(relative)) * abs(wanted)), answer, gold)
 
 
 def read_number(text: str) -> Fraction | None:
-    """The exact value of a number as people write it; None for anything else, and for exponents past 400."""
+    """The exact value of a number as people write it; None for anything else, and for what is past 10^400."""
     plain = normalise(text)
     if fraction := _FRACTION.fullmatch(plain):
         sign, *parts = fraction.groups()
-        above, below = (int(part) for part in parts if part is not None)
+        digits = [part for part in parts if part is not None]
+        if max(map(len, digits)) > _MAX_EXPONENT:
+            return None
+        above, below = map(int, digits)
         return Fraction(-above if sign == "-" else above, below) if below else None
     if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?", plain):
         plain = plain.replace(",", "")
     plain = re.sub(r"\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*\{?\s*([+-]?\d+)\s*\}?$", r"e\1", plain)
-    if not plain.isascii() or not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", plain):
+    if not plain.isascii() or not re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", plain):
         return None
     try:
         value = Decimal(plain)
@@ -225,11 +241,13 @@ def read_number(text: str) -> Fraction | None:
     return Fraction(value) if abs(value.adjusted()) <= _MAX_EXPONENT else None
 
 
-def multiple_choice(answer: str, gold: str, choices: list[str]) -> Grade:
+def multiple_choice(answer: str, gold: str, choices: Sequence[str]) -> Grade:
     """Right for the letter of the right choice, its text, or both when they belong together.
 
     `gold` is a letter or the text of a choice; `choices` are the texts, from A on (without them only letters are compared).
     """
+    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
+        return Grade(Verdict.NOT_GRADED, f"choices {str(choices)[:_SHOWN]!r} are no list of texts")
     texts = [_plain(choice) for choice in choices]
     wanted, found = _choice(gold, texts), _choice(answer, texts)
     if wanted is None or len(texts) > 26 or len(set(texts)) < len(texts):
@@ -260,7 +278,8 @@ def json_schema(response: str, schema_text: str) -> Grade:
     """Right when the response, or its one fenced block, is one JSON value that the schema accepts (2020-12).
 
     The gold answer is the schema; `const` or `enum` in it ask for a value. No reference outside it is followed. Repeated
-    keys, NaN and Infinity are no JSON. A schema that accepts anything is not graded.
+    keys, NaN and Infinity are no JSON, nor is a number that no double holds. A schema that accepts values of every type
+    (`required` without `type`) is not graded: a policy would answer null.
     """
     import jsonschema
     from referencing import Registry
@@ -273,19 +292,28 @@ def json_schema(response: str, schema_text: str) -> Grade:
         return Grade(Verdict.NOT_GRADED, f"the gold answer is no JSON schema: {str(error).splitlines()[0][:80]}")
     if schema in (True, {}):
         return Grade(Verdict.NOT_GRADED, "the schema accepts anything")
-    fenced = _FENCE.fullmatch(response)
-    text = fenced.group(1) if fenced else response
+    text = response.strip()
     if len(text) > MAX_ANSWER_CHARACTERS:
         return Grade(Verdict.WRONG, f"the answer has {len(text)} characters, at most {MAX_ANSWER_CHARACTERS} are read")
+    fenced = _FENCE.fullmatch(text)
     try:
-        value = json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_no_constant)
+        value = json.loads(
+            fenced.group(1) if fenced else text,
+            object_pairs_hook=_without_repeats,
+            parse_constant=_no_constant,
+            parse_float=lambda digits: _in_range(digits, float),
+            parse_int=lambda digits: _in_range(digits, int),
+        )
     except (ValueError, RecursionError) as error:
         return Grade(Verdict.WRONG, f"no JSON: {str(error)[:80]}")
     if _is_deep(value):
         return Grade(Verdict.WRONG, f"nested more than {_MAX_DEPTH} deep")
     registry: Registry[Any] = Registry()
+    validator = jsonschema.Draft202012Validator(schema, registry=registry)
     try:
-        fault = next(jsonschema.Draft202012Validator(schema, registry=registry).iter_errors(value), None)
+        if all(validator.is_valid(probe) for probe in _PROBES):
+            return Grade(Verdict.NOT_GRADED, "the schema asks for no type: it accepts null, 0, an empty text and an empty list")
+        fault = next(validator.iter_errors(value), None)
     except (Unresolvable, RecursionError) as error:
         return Grade(Verdict.NOT_GRADED, f"the schema cannot be followed: {type(error).__name__}")
     return Grade(Verdict.RIGHT, "valid") if fault is None else Grade(Verdict.WRONG, f"{fault.json_path}: {fault.message[:80]}")
@@ -309,26 +337,55 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
+def _in_range(digits: str, read: Callable[[str], float]) -> float:
+    if math.isinf(float(digits)):
+        raise ValueError(f"{digits[:_SHOWN]} is past what a double holds")
+    return read(digits)
+
+
 def reasoning_gym_score(answer: str, gold: str, entry: Mapping[str, Any]) -> Grade:
     """Right for full marks of the family's own scorer; its partial marks, also for an answer with others around it, are wrong.
 
     `entry` is `{"family", "question", "metadata"}` of the problem. A scorer that runs the answer as code is refused. Many scorers
-    swallow their own failures, so one that gives the gold answer less than full marks grades nothing.
+    swallow their own failures, so one that gives the gold answer less than full marks grades nothing, nor does one that gives
+    full marks to an answer that says nothing. Wrong whatever the scorer says: NaN and infinity (every comparison with a NaN is
+    false, and a scorer takes it for near), exponents past 999 that it would compute for ever, and, where the gold answer is a
+    number, several numbers or one of another sign.
     """
     family = entry.get("family", "")
     scorer = _scorer(family)
     if isinstance(scorer, str):
         return Grade(Verdict.NOT_GRADED, scorer)
+
+    def marks(text: str) -> float:
+        try:
+            return scorer(text, {"question": entry.get("question", ""), "answer": gold, "metadata": entry.get("metadata", {})})
+        except ValueError:  # it cannot read the text
+            return 0.0
+
     try:
-        full, marks = (
-            scorer(text, {"question": entry.get("question", ""), "answer": gold, "metadata": entry.get("metadata", {})})
-            for text in (gold, answer)
-        )
+        if (full := marks(gold)) < 1.0:
+            return Grade(Verdict.NOT_GRADED, f"the scorer of {family} gives the gold answer {full:g} of 1")
+        with suppress(Exception):  # a scorer that fails on it does not pay it
+            if marks(_SAYS_NOTHING) >= 1.0:
+                return Grade(Verdict.NOT_GRADED, f"the scorer of {family} gives full marks to {_SAYS_NOTHING!r}")
+        right = not _is_imitation(answer, gold) and marks(answer) >= 1.0
     except Exception as error:  # noqa: BLE001 - another library's scorer: whatever it raises is not the model's fault
         return Grade(Verdict.NOT_GRADED, f"the scorer of {family} failed: {type(error).__name__}")
-    if full < 1.0:
-        return Grade(Verdict.NOT_GRADED, f"the scorer of {family} gives the gold answer {full:g} of 1")
-    return _decided(marks >= 1.0, answer, gold)
+    return _decided(right, answer, gold)
+
+
+def _is_imitation(answer: str, gold: str) -> bool:
+    """Whether an answer is what scorers take for right and is not: not finite, or beside a number several or another sign."""
+    if _NOT_FINITE.search(answer) and not _NOT_FINITE.search(gold):
+        return True
+    wanted, found = read_number(gold), read_number(answer)
+    if wanted is None:
+        return False
+    if found is None:
+        lone = _LONE_NUMBER.fullmatch(normalise(answer))
+        found = lone and read_number(lone.group(1))
+    return found is None or (found > 0) != (wanted > 0) or (found < 0) != (wanted < 0)
 
 
 @functools.cache

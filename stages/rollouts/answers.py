@@ -13,6 +13,7 @@ from stages.errors import RewardError
 from stages.problems import seed_of
 from stages.records import Recorder
 from stages.rewards.grading import Grade, Verdict
+from stages.rewards.sandbox import require_sandbox
 from stages.rewards.tasks import Task, grade_tasks
 from stages.rollouts.engine import Completion, Request, RolloutEngine
 
@@ -86,6 +87,8 @@ def ask(
     wanted = [(question, sample) for question in questions for sample in range(first, first + attempts)]
     seeds = [seed_of(seed, question.problem_id, sample, what) for question, sample in wanted]
     requests = [Request(index, prompts[question.problem_id], seeds[index]) for index, (question, _) in enumerate(wanted)]
+    if any(question.answer_type == "code" for question in questions):
+        require_sandbox()
     tags = _ids(tokenizer, THINK_TOKENS[0])[0], _ids(tokenizer, THINK_TOKENS[1])[0]
     with recorder.busy() as work:
         if budget is None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from flows.audit import audit_recipe, gold_answers, rows_of
+from flows.audit import StageAudit, audit_recipe, gold_answers, render, require_host, rows_of
 from flows.cli import app
 from flows.recipe import load_recipe
 from flows.tracking import Tracker
 from flows.tracking.views import meaning
-from stages.rewards.audit import Attack, Audit, CodeAttack, EquivalencePair, shipped_rows
+from stages.errors import ConfigError
+from stages.rewards.audit import Attack, Audit, Check, CodeAttack, EquivalencePair, shipped_rows
 
 RECIPE = """
 name: small
@@ -52,9 +58,9 @@ def told(result: Result) -> str:
 
 def test_gold_answers_of_a_recipe_are_those_of_all_its_sources_that_can_be_read(recipe: Path) -> None:
     golds = gold_answers(load_recipe(str(recipe)))
-    assert golds[:2] == [
-        {"problem_id": f"sources[0] problems.jsonl row {row}", "question": question, "answer": answer}
-        for row, question, answer in ((1, "3+4", "7"), (2, "4+4", "8"))
+    assert [(row["problem_id"], row["question"], row["answer"], row["answer_type"]) for row in golds[:2]] == [
+        ("sources[0] problems.jsonl row 1", "3+4", "7", "text"),
+        ("sources[0] problems.jsonl row 2", "4+4", "8", "text"),
     ]
     assert len(golds) == 2 + 1000 + 20  # of a large source the first thousand
     assert gold_answers(None) == []
@@ -82,6 +88,21 @@ def test_audit_with_rows_of_ones_own_that_fail_prints_them_and_ends_with_status_
     bad = [row for row in rows if not row["passed"]]
     assert [(row["stage"], row["metric"], row["failed"]) for row in bad] == [("reasoning_rl", "audit/attacks_paid", 2)]  # as text, as math
     assert {row["stage"] for row in rows} == {"reasoning_rl", "programs"}
+
+
+def test_audit_on_paper_shows_what_failed_and_one_of_what_a_rule_lets_through() -> None:
+    lenient = Check("equivalent answers are right", "audit/recall", 500, 2, 0.996, "a share", True, ("'[a]' for 'b': wrong", "second"))
+    strict = Check("attacks earn nothing", "audit/attacks_paid", 170, 7, 7.0, "none", False, ("first [x]", "other"))
+    out = io.StringIO()
+    render([StageAudit("rl", Audit((lenient, strict)))], Console(file=out, width=200))
+    text = out.getvalue()
+    assert "rl: equivalent answers are right: 2 of 500 did not, which its rule allows; for instance\n  '[a]' for 'b': wrong\n" in text
+    assert "second" not in text
+    assert "rl: attacks earn nothing: 7 of 170 failed, the first 2\n  first [x]\n  other\n" in text
+    assert text.endswith("1 of 2 checks failed\n")
+    out.seek(0)
+    render([StageAudit("rl", Audit((lenient,)))], Console(file=out, width=200))
+    assert "all 1 checks passed" in out.getvalue()
 
 
 def test_audit_of_a_recipe_that_is_wrong_ends_with_status_2_before_anything_is_looked_at(recipe: Path) -> None:
@@ -121,6 +142,49 @@ def test_audit_in_mlflow_is_a_run_with_metrics_table_and_note_which_fails_with_a
     table: dict[str, Any] = json.loads(Path(client.download_artifacts(runs[1], "audit.json", str(tmp_path))).read_text())
     assert table["columns"][:3] == ["stage", "name", "metric"]
     assert table["data"][0][-1] == "one | two\nthree"
+
+
+@pytest.fixture
+def programs(recipe: Path) -> Path:
+    """The recipe with programs as the answers of its file."""
+    recipe.write_text(recipe.read_text().replace("max_bad_share: 1.0", "max_bad_share: 1.0, answer_type: code"))
+    return recipe
+
+
+def test_host_that_has_what_a_recipe_needs_is_let_through(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = "reasoning_rl.judge={address: http://127.0.0.1:9/v1, model: m, key_variable: JUDGE_KEY}"
+    monkeypatch.setenv("JUDGE_KEY", "sk-1")
+    require_host(load_recipe(str(recipe)).nodes)
+    require_host(load_recipe(str(recipe), [judge]).nodes)
+
+
+def test_host_without_a_judges_key_is_told_before_anything_runs_and_by_its_setting(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    judge = "reasoning_rl.judge={address: http://127.0.0.1:9/v1, model: m, key_variable: JUDGE_KEY}"
+    with pytest.raises(ConfigError, match=r"reasoning_rl\.judge\.key_variable names JUDGE_KEY, which is not set"):
+        require_host(load_recipe(str(recipe), [judge]).nodes)
+    result = posttrain("audit", str(recipe), "--set", judge, "--no-mlflow")
+    assert result.exit_code == 2
+    assert "names JUDGE_KEY, which is not set" in told(result)
+    assert "gold answers" not in result.output
+
+
+def test_host_without_a_sandbox_is_told_for_a_recipe_of_programs_and_for_no_other(programs: Path, recipe: Path) -> None:
+    code = (
+        "import sys\nfrom flows.audit import require_host\nfrom flows.recipe import load_recipe\n"
+        "from stages.rewards.sandbox import SandboxError\n"
+        "try:\n    require_host(load_recipe(sys.argv[1]).nodes)\nexcept SandboxError as error:\n    print(error)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PATH": str(recipe.parent)}
+
+    def said() -> str:
+        return subprocess.run([sys.executable, "-c", code, str(recipe)], env=environment, capture_output=True, text=True, check=True).stdout
+
+    told_of_programs = said()
+    assert told_of_programs.startswith("answers of sources[0] problems.jsonl are programs, which cannot be graded here; no sandbox")
+    assert "apt-get install bubblewrap" in told_of_programs
+    programs.write_text(programs.read_text().replace("answer_type: code", "answer_type: text"))
+    assert said() == ""
 
 
 def test_audit_without_a_recipe_has_no_gold_answers_and_looks_at_the_shipped_rows() -> None:

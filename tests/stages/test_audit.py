@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -235,6 +239,32 @@ def test_grader_that_takes_its_time_fails_by_its_mean() -> None:
     assert check.value >= 0
 
 
+def test_example_of_any_answer_can_be_printed_in_one_line() -> None:
+    pair = EquivalencePair(gold="7\ud800\x1b[2J", answer="8\n\x1b]0;x\x07\u202e\udfff", equivalent=True, answer_type="text")
+    grader = partial(score_by_rules, config=CONFIG, grader=lambda seen: [Grade(Verdict.WRONG, f"{item.prompt.gold}") for item in seen])
+    found = audit(grader, [pair], config=AuditConfig())
+    (example,) = check_of(found, "recall").examples
+    assert example.isprintable()
+    assert "\\x1b[2J" in example
+    example.encode()
+
+
+def test_reward_that_is_not_a_number_is_caught_as_neither_something_nor_nothing() -> None:
+    found = audit(with_part("accuracy", lambda _: float("nan")), ROWS, GOLDS, config=AuditConfig())
+    assert failed(found) == {"attacks_paid", "false_positives", "gold_right", "recall"}
+    found = audit(with_part("format", lambda _: float("nan")), ROWS, GOLDS, config=AuditConfig())
+    assert failed(found) == {"attacks_paid"}
+
+
+def test_accuracy_that_is_paid_against_the_verdict_is_caught_by_the_pairs() -> None:
+    pairs = [row for row in ROWS if isinstance(row, EquivalencePair)]
+    found = audit(with_part("accuracy", lambda _: 1.0), pairs, GOLDS, config=AuditConfig())
+    assert failed(found) == {"false_positives"}
+    assert "yet its accuracy is 1" in check_of(found, "false_positives").examples[0]
+    found = audit(with_part("accuracy", lambda _: 0.0), pairs, GOLDS, config=AuditConfig())
+    assert failed(found) == {"gold_right", "recall"}
+
+
 # ---- hostile programs -----------------------------------------------------------------------
 
 PROGRAMS = [row for row in shipped_rows() if isinstance(row, CodeAttack)]
@@ -298,8 +328,8 @@ def test_rows_of_other_types_are_left_out_and_attacks_on_text_are_tried_on_mathe
     rows: list[Any] = [
         EquivalencePair(gold="1", answer="1", equivalent=True),
         EquivalencePair(gold="1", answer="1", equivalent=True, answer_type="text"),
-        Attack(attack="a", gold="1", completion=""),
-        Attack(attack="b", gold="1", completion="", answer_type="number"),
+        Attack(attack="a", gold="1", completion="", must_not_earn=("format",)),
+        Attack(attack="b", gold="1", completion="", must_not_earn=("format",), answer_type="number"),
         CodeAttack(attack="c", program="", expected="1"),
     ]
     assert of_types(rows, {"text"}) == [rows[1], rows[2]]
@@ -325,6 +355,10 @@ def test_rows_of_a_file_of_ones_own_are_read_by_their_kind(tmp_path: Path) -> No
         ('{"gold": "1", "answer": "1"}', r"line 2: equivalent: Field required"),
         ('{"gold": "1", "answer": "1", "equivalent": true, "note": "x"}', r"line 2: note: Extra inputs are not permitted"),
         ('{"attack": "a", "gold": "1", "completion": "x", "must_not_earn": "accuracy"}', r"line 2: must_not_earn: Input should be"),
+        ('{"attack": "a", "gold": "1", "completion": "x", "must_not_earn": ["acuracy"]}', r"line 2: must_not_earn\.0: Input should be"),
+        ('{"attack": "a", "gold": "1", "completion": "x", "must_earn": ["preference"]}', r"line 2: must_earn\.0: Input should be"),
+        ('{"attack": "a", "gold": "1", "completion": "x"}', r"line 2: .*neither what it must not earn nor what it must"),
+        ('{"gold": "1", "answer": "1", "equivalent": true, "answer_type": "maths"}', r"line 2: answer_type: Input should be"),
         ("3", r"line 2: "),
         ("[]", r"line 2: "),
     ],
@@ -334,6 +368,23 @@ def test_row_that_breaks_its_form_is_a_data_error_with_file_and_line(tmp_path: P
     path.write_text('{"gold": "1", "answer": "1", "equivalent": true}\n' + line + "\n")
     with pytest.raises(DataError, match=rf"mine\.jsonl, {message}"):
         read_audit_rows(path)
+
+
+@pytest.mark.parametrize("content", ["", "\n \n\t\n"])
+def test_rows_file_without_a_row_is_a_data_error_since_it_checks_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "empty.jsonl").write_text(content)
+    with pytest.raises(DataError, match=r"empty\.jsonl has no rows, so it would check nothing"):
+        read_audit_rows(tmp_path / "empty.jsonl")
+
+
+def test_rows_with_line_separators_inside_a_text_are_one_line_each_in_any_locale(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    row = {"gold": "café\u2028\x85\u2029x", "answer": "½", "equivalent": False}
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\r\n", encoding="utf-8")
+    code = f"from pathlib import Path\nfrom stages.rewards.audit import *\nprint(ascii(read_audit_rows(Path({str(path)!r}))[0].gold))"
+    environment = os.environ | {"PYTHONPATH": str(DATASETS.parent), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == ascii(row["gold"])
 
 
 def test_rows_file_that_is_missing_is_a_data_error_with_the_remedy(tmp_path: Path) -> None:
@@ -361,6 +412,41 @@ def test_gate_with_a_row_of_ones_own_that_fails_refuses_to_train_and_names_it(tm
         gate(SOUND, {"text"}, config, Recorder(tmp_path), "rlhf")
     assert next(read_records(tmp_path / "metrics.jsonl"))["metrics"]["audit/attacks_paid"] == 1.0  # told before it is refused
     gate(SOUND, {"text"}, config.model_copy(update={"blocks": False}), Recorder(tmp_path), "rlhf")
+
+
+def test_gate_with_rows_about_answers_that_the_stage_does_not_grade_is_a_data_error(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"gold": "1/2", "answer": "0.5", "equivalent": True}) + "\n")
+    config = AuditConfig(rows=(tmp_path / "mine.jsonl",))
+    with pytest.raises(DataError, match=r"mine\.jsonl: its rows are about answers of the type math, and rlhf grades text.*`answer_type`"):
+        gate(SOUND, {"text"}, config, Recorder(tmp_path), "rlhf")
+
+
+needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed (apt-get install bubblewrap)")
+
+
+@needs_bwrap
+@pytest.mark.slow
+def test_gate_of_a_stage_that_grades_programs_attacks_its_sandbox(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    gate(SOUND, {"text", "code"}, AuditConfig(), recorder, "reasoning_rl")
+    (record,) = read_records(recorder.path)
+    assert record["metrics"]["audit/programs_paid"] == 0.0
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"attack": "mine", "program": "print(8)", "expected": "7", "honest": True}) + "\n")
+    with pytest.raises(RewardError, match=r"hostile programs reach nothing: 1 of .*\n  mine: it was graded wrong"):
+        gate(SOUND, {"code"}, AuditConfig(rows=(tmp_path / "mine.jsonl",)), Recorder(tmp_path), "reasoning_rl")
+
+
+def test_gate_of_a_stage_that_grades_programs_refuses_a_host_without_a_sandbox(tmp_path: Path) -> None:
+    """Though the audit does not block: nothing could be graded."""
+    code = (
+        "from pathlib import Path\nfrom stages.config import AuditConfig\nfrom stages.records import Recorder\n"
+        "from stages.rewards.audit import gate\nfrom stages.rewards.sandbox import SandboxError\n"
+        f"try:\n    gate(None, {{'code'}}, AuditConfig(blocks=False), Recorder(Path({str(tmp_path)!r})), 'reasoning_rl')\n"
+        "except SandboxError as error:\n    print(error)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(DATASETS.parent), "PATH": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("no sandbox on this host: the command `bwrap`")
 
 
 def test_datasets_of_the_audit_are_jsonl_without_a_blank_line() -> None:

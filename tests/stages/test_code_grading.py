@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,20 @@ def test_code_program_is_the_last_closed_block_of_python(response: str, program:
     assert program_of(response) == program
 
 
+@pytest.mark.parametrize(
+    "response",
+    [
+        *("~" * 20_000 + "`", "~~~" + "a" * 20_000 + "`", "```" + "\t" * 20_000 + "a" * 20_000 + "`", "`" * 20_000 + "x`"),
+        *(" " * 200_000 + "```", "~~~\nx\n" * 20_000, "```python\n" * 20_000, "```\n" + (" " * 99 + "x\n") * 2_000 + "```"),
+    ],
+    ids=lambda text: f"{text[:6]!r} {len(text)}",
+)
+def test_code_fences_of_any_response_are_read_in_no_time(response: str) -> None:
+    start = time.process_time()
+    program_of(response)
+    assert time.process_time() - start < 1
+
+
 def test_code_response_without_a_program_is_wrong() -> None:
     assert grade_code("I cannot.", gold([("1", "1")])) == (Verdict.WRONG, "no closed block of Python code")
 
@@ -334,6 +349,39 @@ def test_code_printed_lines_are_compared_without_trailing_space(
 ) -> None:
     tests = CodeTests.model_validate({"tolerance": tolerance, "tests": [{"input": "", "expected": expected}]})
     assert grade_program(f"import sys\nsys.stdout.write({printed!r})", tests).verdict is verdict
+
+
+ODD_VALUES = ["float('nan')", "float('inf')", "[-float('inf')]", "'\\ud800'", "{'\\udfff': 1}", "nested(900)", "nested(300)"]
+
+
+@needs_bwrap
+@pytest.mark.parametrize("value", ODD_VALUES)
+def test_code_tests_hold_no_value_that_their_own_solutions_would_not_give_back(value: str) -> None:
+    """Not a number equals nothing, and no JSON holds it, an infinity, half a character or a very deep list."""
+    solution = f"def nested(n): return [nested(n - 1)] if n else []\ndef f(x): return {value} if x == 1 else x"
+    tests, selection = validate_tests([[0], [1], [2]], [solution] * 10, function="f")
+    assert sorted(selection.expected) == [0, 2]
+    assert tests is not None
+    assert grade_code(reply(solution), tests.model_dump_json()) == (Verdict.RIGHT, "2 tests passed")
+
+
+@needs_bwrap
+@pytest.mark.parametrize("value", ODD_VALUES)
+def test_code_inputs_that_no_tests_can_hold_are_not_generated(value: str) -> None:
+    generator = f"""
+import json
+def nested(n): return [nested(n - 1)] if n else []
+x = int(input())
+print(json.dumps([x, {value} if x == 1 else x]))
+"""
+    assert generate_inputs(generator, 3, function=True) == [[0, 0], [2, 2]]
+
+
+def test_code_tests_that_ask_for_not_a_number_are_not_graded() -> None:
+    for expected in (float("nan"), [1, {"a": float("nan")}]):
+        grade = grade_code(reply("def f(): return float('nan')"), gold([([], expected)], function="f"))
+        assert grade.verdict is Verdict.NOT_GRADED
+        assert "test 1: nothing equals NaN" in grade.reason
 
 
 def votes(text: str) -> list[Output]:

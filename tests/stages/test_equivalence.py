@@ -127,7 +127,15 @@ def test_grade_response_takes_the_last_box_and_nothing_else_by_default() -> None
 @settings(max_examples=200, deadline=None)
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
 def test_equivalent_of_integers_in_any_writing_follows_their_value(one: int, other: int) -> None:
-    writings = (str(one), f"{one:,}", f"{one}.0", rf"\frac{{{2 * one}}}{{2}}", f"${one}$", f"x = {one}", f"{one}\\text{{ cm}}")
+    writings = (str(one), f"{one:,}", f"{one}.0", rf"\frac{{{2 * one}}}{{2}}", f"${one}$", f"x = {one}", f"{one}\\text{{ cm}}", f"{one}.")
+    writings += (
+        f"{100 * one}\\%",
+        rf"\left({one}\right)",
+        rf"\{{{one}\}}",
+        rf"\text{{Answer: {one}}}",
+        rf"\sqrt[3]{{{one**3}}}",
+        f"\u2066{one}",
+    )
     for writing in writings:
         assert equivalent(writing, str(one)).verdict is Verdict.RIGHT
         assert (equivalent(writing, str(other)).verdict is Verdict.RIGHT) == (one == other)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import resource
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -155,6 +157,145 @@ def test_grade_after_an_idle_worker_was_killed_blames_no_job() -> None:
             os.kill(worker, signal.SIGKILL)
         until(lambda: not children_of(nursery))
         assert opened.grade([right(number) for number in range(4)]) == [(Verdict.RIGHT, str(number)) for number in range(4)]
+
+
+class UnkindError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def raise_unkind() -> Grade:
+    raise UnkindError
+
+
+def return_twice() -> Grade:
+    """A grader that forks, and both sides go on as if they were alone."""
+    os.fork()
+    return Grade(Verdict.RIGHT, "twice")
+
+
+def write_into_sockets(text: bytes) -> Grade:
+    """What a broken library could do: bytes where grades are sent."""
+    for descriptor in range(3, 32):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, text)
+    return Grade(Verdict.WRONG, "honest")
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (Job(raise_unkind, ()), "the grader failed with "),
+        (Job(write_into_sockets, (struct.pack("=I", 6) + b"?bogus",)), "the grading process sent what is no grade"),
+        (Job(write_into_sockets, (struct.pack("=I", 0),)), "the grading process sent what is no grade"),
+        (Job(write_into_sockets, (b"\xff" * 40,)), "the grading process sent what is no grade"),
+    ],
+    ids=["error without words", "no verdict", "no message", "no length"],
+)
+def test_grade_a_process_that_sends_nonsense_is_not_graded_and_harms_no_other(
+    pool: Pool, job: Job, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    grades = pool.grade([right(0), job, right(1), right(2)])
+    assert (grades[0], grades[2], grades[3]) == tuple((Verdict.RIGHT, str(number)) for number in range(3))
+    assert grades[1].verdict is Verdict.NOT_GRADED
+    assert grades[1].reason.startswith(reason)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_grade_a_grader_that_forks_gives_one_grade_and_no_process_twice() -> None:
+    with Pool(1, seconds=2.0) as opened:
+        grades = opened.grade([right(0), *[Job(return_twice, ())] * 40, right(1), right(2)])
+    assert [grade.reason for grade in grades] == ["0", *["twice"] * 40, "1", "2"]
+
+
+class NoPickle:
+    def __getstate__(self) -> object:
+        raise ValueError("not this one")
+
+
+def nested(depth: int) -> list[object]:
+    found: list[object] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize("argument", [NoPickle(), nested(100_000), threading.Lock()], ids=["refuses", "too deep", "a lock"])
+def test_grade_arguments_that_cannot_be_sent_are_an_error_of_rewards(pool: Pool, argument: object) -> None:
+    with pytest.raises(RewardError, match="a grading job cannot be sent to its process"):
+        pool.grade([Job(Grade, (Verdict.RIGHT, argument))])
+    assert pool.grade([right(1)]) == [(Verdict.RIGHT, "1")]
+
+
+def test_pool_used_after_it_was_closed_says_so() -> None:
+    opened = Pool(1)
+    opened.close()
+    for jobs in ([], [right(0)]):
+        with pytest.raises(RewardError, match=r"the pool is closed.*make another"):
+            opened.grade(jobs)
+
+
+def test_pool_without_room_for_another_open_file_is_an_error_of_rewards() -> None:
+    with Pool(1, seconds=2.0) as opened:
+        opened.grade([right(0), LEAVE])
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, limits[1]))
+        try:
+            with pytest.raises(RewardError, match="open files"):
+                opened.grade([LEAVE, right(1)])
+            with pytest.raises(RewardError, match="open files"):
+                Pool(1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert opened.grade([right(2)]) == [(Verdict.RIGHT, "2")]
+
+
+def kill_what_forked_me() -> Grade:
+    parent = os.getppid()
+    if b"_nursery" in Path(f"/proc/{parent}/cmdline").read_bytes():
+        os.kill(parent, signal.SIGKILL)
+    signal.pause()
+    return Grade(Verdict.RIGHT, "")
+
+
+@pytest.mark.slow
+def test_pool_whose_jobs_end_what_forks_them_says_so_and_grades_others_afterwards() -> None:
+    with Pool(2, seconds=30.0) as opened:
+        for _ in range(2):
+            with pytest.raises(RewardError, match="grading processes cannot be kept running"):
+                opened.grade([Job(kill_what_forked_me, ())] * 4)
+            assert opened.grade([right(number) for number in range(4)]) == [(Verdict.RIGHT, str(number)) for number in range(4)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a socket that Ctrl-C keeps from getting a name
+def test_pool_interrupted_at_any_moment_grades_as_before_and_kills_only_its_own() -> None:
+    """Ctrl-C 60 times, at moments spread over start, forking, grading and killing."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    earlier = signal.signal(signal.SIGALRM, interrupt)
+    before = children_of(os.getpid())
+    drawn = random.Random(5)
+    interrupted = 0
+    try:
+        with Pool(3, seconds=5.0) as opened:
+            opened.grade([right(0)])
+            for _ in range(60):
+                signal.setitimer(signal.ITIMER_REAL, drawn.uniform(0.0005, 0.06))
+                try:
+                    opened.grade([LEAVE, right(1), CRASH, LEAVE] * 8)
+                except KeyboardInterrupt:
+                    interrupted += 1
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                assert [grade.reason for grade in opened.grade([right(number) for number in range(6)])] == list("012345")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, earlier)
+    assert interrupted > 30
+    assert children_of(os.getpid()) == before
 
 
 def test_pool_that_cannot_start_is_an_error_and_no_hang() -> None:

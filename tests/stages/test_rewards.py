@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from stages.rewards.rewards import (
     preference_score,
     repetition_penalty,
 )
-from stages.rewards.scoring import Prompt, Rollout, Scores, score_by_rules, weights_of
+from stages.rewards.scoring import Prompt, Rollout, Scores, grade_by_rules, score_by_rules, weights_of
 from stages.tables import read_rows
 
 if TYPE_CHECKING:
@@ -43,6 +44,42 @@ RIGHT, WRONG, NOT_GRADED = (Grade(verdict, "because") for verdict in (Verdict.RI
 
 def rollout(completion: str, prompt: Prompt = PROMPT, *, tokens: int = 9, stopped: bool = True, step: int = 0) -> Rollout:
     return Rollout(prompt, parse_reply(completion), tokens, stopped, completion, step)
+
+
+@pytest.mark.parametrize(
+    ("question", "gold", "answer", "verdict"),
+    [
+        ("Compute 17 \\cdot 23 now.", "391", "391", "right"),
+        ("Compute 17 \\cdot 23 now.", "391", "17 \\cdot 23", "wrong"),
+        ("Compute 17 \\cdot 23 now.", "391", "17 \\times 23", "wrong"),
+        ("Compute 17 \\cdot 23 now.", "391", "x = 23 \\cdot 17", "wrong"),
+        ("Compute 17 \\cdot 23 now.", "391", "17 \\cdot 23 + 0", "wrong"),  # a number more does not make it a value
+        ("Compute 17 \\cdot 23 now.", "391", "17 \\cdot 23 + y - y", "wrong"),
+        ("Compute 17 \\cdot 23 now.", "391", "400 - 9", "wrong"),
+        ("What is 3+4?", "7", "(3 + 4)", "wrong"),
+        ("What is 3+4?", "7", "x = 7", "right"),
+        ("Simplify \\sqrt{50}-\\sqrt{8}.", "3\\sqrt{2}", "\\sqrt{50} - \\sqrt8", "wrong"),
+        ("Simplify \\sqrt{50}-\\sqrt{8}.", "3\\sqrt{2}", "\\sqrt{18}", "right"),
+        ("Find \\sum_{k=1}^{40} k^2.", "22140", "\\sum_{j=1}^{40} j^2", "wrong"),
+        ("Find \\sum_{k=1}^{40} k^2.", "22140", "22{,}140", "right"),
+        ("How many ways are there to choose 3 of 10?", "120", "\\binom{10}{3}", "wrong"),
+        ("How many ways are there to choose 3 of 10?", "120", "120 \\text{ ways}", "right"),
+        ("What is 2^{10}?", "1024", "2^{10}", "wrong"),
+        ("Reduce \\frac{6}{8}.", "\\frac{3}{4}", "\\frac{6}{8}", "wrong"),
+        ("Of 8 marbles 6 are red. How likely is red?", "\\frac{3}{4}", "6/8", "right"),
+        ("Of 4 cups 3 are full. How much is that?", "0.75", "\\frac{3}{4} \\text{ cup}", "right"),
+        ("A lorry carries 32 loads of a million.", "32000000", "3.2 \\times 10^7", "right"),
+        ("Solve x^2 - x - 1 = 0 for x > 0.", "\\frac{1+\\sqrt5}{2}", "\\frac{1}{2} + \\frac{\\sqrt5}{2}", "right"),
+        ("Which number is 1 less 2i?", "1-2i", "-2i + 1", "right"),
+        ("Expand (x+1)^2.", "x^2+2x+1", "1 + 2x + x^2", "right"),
+        ("Factor x^2 - 5x + 6.", "(x-2)(x-3)", "(x-3)(x-2)", "right"),
+        ("Take the root of x.", "x^{1/2}", "\\sqrt{x}", "right"),
+        ("Solve x^2 = 9.", "-3, 3", "x = 3 \\text{ or } x = -3", "right"),
+    ],
+)
+def test_grade_by_rules_expression_in_place_of_its_value_is_wrong(question: str, gold: str, answer: str, verdict: str) -> None:
+    prompt = Prompt("text", "id", question, gold, True, answer_type="math")
+    assert grade_by_rules([rollout(f"<think>\nhm\n</think>\n\n\\boxed{{{answer}}}", prompt)])[0].verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -107,6 +144,14 @@ def test_format_reward_of_an_answer_that_is_the_response_needs_no_box(completion
         ("合計はいくつですか", "まず計算する", 1.0),  # Japanese writes in three scripts
         ("What is the sum?", "α + β = γ, so x = \\frac{y}{2} and `код` is $формула$ of it", 1.0),  # formulas and code are no words
         ("Сколько будет?", "сначала сложим both числа", 3 / 4),
+        ("求最大值。", "我们 need to 计算 x 的 value", 5 / 8),  # single Latin letters are variables
+        ("求最大值。", "设 x² + y₁ = 10²，①所以 \\(AB + CD\\) 与 \\[EF\\] 最大", 1.0),  # raised digits are no letters; \\( \\) is a formula
+        ("求最大值。", "点Ａ在线ＡＢ上", 4 / 5),  # full-width Latin is Latin
+        ("求最大值。", "时时刻刻、人々 think", 6 / 7),
+        ("What is the sum?", "First, 10² = 100, so half (½) of it is 50 \\(und 我们\\)", 1.0),
+        ("What is the sum?", "\\(AB\\) 我们 add them \\(CD", 3 / 5),  # a formula that is not closed is text
+        ("合計はいくつですか", "コンピューターで計算する", 1.0),  # the mark of a long vowel is kana
+        ("합은 얼마입니까?", "먼저 더한다 then 곱한다", 3 / 4),
         ("What is the sum?", "", 0.0),
         ("What is the sum?", "<think><answer></answer>", 0.0),
         ("What is the sum?", "3+4=7", 0.0),  # no words, so nothing to pay for
@@ -157,6 +202,7 @@ def test_overlong_punishment_of_a_length_is_that_of_dapo_equation_13(limit: int,
         ("a b c a b c", 3, -0.25),  # abc bca cab abc: three of four are new
         ("a b c d e f", 3, 0.0),
         ("no " * 10, 2, -8 / 9),
+        ("no No nO NO no", 2, -3 / 4),  # capitals make no other words
         ("想想想想想", 2, -3 / 4),  # no spaces needed
         ("too short", 3, 0.0),
         ("", 2, 0.0),
@@ -164,6 +210,14 @@ def test_overlong_punishment_of_a_length_is_that_of_dapo_equation_13(limit: int,
 )
 def test_repetition_penalty_of_a_text_is_minus_its_share_of_repeated_runs(text: str, words: int, expected: float) -> None:
     assert repetition_penalty(text, words) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("unit", ["\\(", "\\[", "`", "```", "$", "<", "</", "我", "a ", "\\", "²"])
+def test_text_rewards_of_a_hostile_text_are_quick(unit: str) -> None:
+    start = time.process_time()
+    language_consistency(unit * 50_000, unit * 50_000)
+    repetition_penalty(unit * 50_000, 20)
+    assert time.process_time() - start < 2
 
 
 def test_missing_stop_penalty_falls_on_replies_cut_at_the_limit_only() -> None:

@@ -206,6 +206,55 @@ def test_sandbox_thread_bomb_ends_within_its_limits(attack: Callable[..., Outcom
     assert outcome.fault
 
 
+THREADS_WITHOUT_STACKS = """
+import ctypes
+libc = ctypes.CDLL(None)
+memory = ctypes.create_string_buffer(20_000 * 1024)
+top = ctypes.addressof(memory) & ~63
+for number in range(1, 20_000):
+    libc.clone(libc.pause, ctypes.c_void_p(top + 1024 * number), 0x50F00, None)
+libc.pause()
+"""
+
+
+@needs_bwrap
+def test_sandbox_threads_that_need_no_memory_are_stopped_long_before_the_host_has_no_more(attack: Callable[..., Outcome]) -> None:
+    assert attack(THREADS_WITHOUT_STACKS, SMALL._replace(cpu_s=10, wall_s=20)).fault == "more than 256 threads"
+
+
+@needs_bwrap
+@pytest.mark.parametrize(
+    "make",
+    ["os.close(os.open(f'/tmp/{number}', os.O_CREAT))", "os.mkdir(f'/tmp/{number}')", "os.symlink('x', f'/tmp/{number}')"],
+)
+def test_sandbox_files_that_need_no_room_are_stopped_long_before_the_host_has_no_memory(make: str, attack: Callable[..., Outcome]) -> None:
+    program = f"import os, time\nfor number in range(30_000): {make}\ntime.sleep(60)"
+    assert attack(program, SMALL._replace(cpu_s=10, wall_s=20)).fault == "more than 10000 files"
+
+
+@needs_bwrap
+def test_sandbox_that_is_slow_to_start_is_not_held_to_account_for_the_files_of_the_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slow = tmp_path / "bwrap"
+    slow.write_text(f'#!/bin/sh\n/bin/sleep 0.5\nexec {shutil.which("bwrap")} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert run_program("print(1)", limits=SMALL._replace(files=1))[:2] == ("", "1\n")
+
+
+@needs_bwrap
+def test_sandbox_threads_and_files_within_their_limits_are_no_fault(attack: Callable[..., Outcome]) -> None:
+    program = """
+import threading, time
+threads = [threading.Thread(target=time.sleep, args=(0.3,)) for _ in range(100)]
+for thread in threads: thread.start()
+for number in range(2000): open(f"/tmp/{number}", "w").close()
+for thread in threads: thread.join()
+"""
+    assert attack(program, SMALL._replace(cpu_s=4, wall_s=8, memory_mib=4096)).fault == ""
+
+
 @needs_bwrap
 @pytest.mark.parametrize(
     "bomb",
@@ -550,6 +599,26 @@ def test_sandbox_host_that_forbids_it_is_refused_with_its_words(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(SandboxError, match=reason):
         run_program("print(1)")
+
+
+@pytest.mark.parametrize("missing", ["sys.platform = 'darwin'", "del os.memfd_create", "del os.pidfd_open"])
+def test_sandbox_on_another_system_is_refused_and_no_other_error(missing: str) -> None:
+    code = (
+        f"import os, sys\nfrom stages.rewards.sandbox import *\n{missing}\n"
+        "for attempt in (require_sandbox, lambda: run_program('print(1)')):\n"
+        "    try:\n        attempt()\n    except SandboxError as error:\n        print(error)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.count("no sandbox on this host: this system is not Linux") == 2
+
+
+@needs_bwrap
+def test_sandbox_words_of_a_program_reach_no_terminal_or_table_as_commands(attack: Callable[..., Outcome]) -> None:
+    outcome = attack("import sys\nsys.exit('\\x1b]0;owned\\x07\\x1b[2Jgone\\x00\\u202e\\x9b')")
+    assert outcome.fault == r"status 1: \x1b]0;owned\x07\x1b[2Jgone\x00\u202e\x9b"
+    assert all(line.isprintable() for line in outcome.errors.splitlines())
 
 
 def test_sandbox_that_gives_another_limit_than_asked_is_refused() -> None:
