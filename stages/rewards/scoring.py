@@ -5,14 +5,12 @@ A rollout that could not be graded has no reward: it is masked wherever rewards 
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stages.chat import Reply
 from stages.config import PolicyGradientConfig
-from stages.rewards.grading import Grade, Verdict, boxed_answers
+from stages.rewards.grading import Grade, Verdict
 from stages.rewards.rewards import (
     format_reward,
     language_consistency,
@@ -27,19 +25,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BATCH = 64
-_OPERATION = re.compile(r"[\w)}\]][-+*/^=×·÷!]|\\(?:[dt]?frac|cdot|times|div|sqrt|[dt]?binom|choose)")
-_DIGITS = re.compile(r"\d+")
-_ONE_FRACTION = re.compile(r"(?:[A-Za-z]=)?-?(?:\\[dt]?frac(?:\{\d+\}\{\d+\}|\d\d)|\d+/\d+)(?:\\text\{[^{}]*\}|\\?[A-Za-z%]*)")
-_LEFT_TO_DO = (
-    re.compile(r"[\d)}\]](?:[-+−±]|\\pm|\\mp)[\d({\\.√]"),
-    re.compile(r"[\d)}\]](?:[*×·÷]|\\cdot|\\times|\\div)(?!10\^)[\d({\\.√]"),
-    re.compile(r"\\(?:sum|prod|int|lim)(?![A-Za-z])"),
-)
-"""Arithmetic that was not done, by kind: additions, products (scientific notation is none), sums over a range and the like."""
-_NO_VARIABLES = re.compile(
-    r"\\(?:text|mathrm)\{[^{}]*\}|\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?:\([A-Za-z]\))?=(?!=)|(?<![A-Za-z])[ei](?![A-Za-z])"
-)
-"""What of a formula holds letters but no variable: words, commands, the name that it is given, e and i."""
 
 
 class Prompt(NamedTuple):
@@ -75,7 +60,7 @@ class Prompt(NamedTuple):
     @property
     def task(self) -> Task:
         """How a reply to it is graded."""
-        return Task(self.gold, self.answer_type, self.grading)
+        return Task(self.gold, self.answer_type, self.grading, self.question)
 
 
 class Rollout(NamedTuple):
@@ -115,34 +100,8 @@ Scorer = Callable[[Sequence[Rollout]], Scores]
 
 
 def grade_by_rules(rollouts: Sequence[Rollout]) -> list[Grade]:
-    """Grades by the type of each problem's answer.
-
-    An expression in place of its value is wrong, though it is equal to it: one out of the question (`\\frac{6}{8}` where that was to
-    be reduced), or made of the question's numbers, or with arithmetic left to do where the gold answer has none (`3+4` for 7). Else a
-    policy would learn to write the question down in place of solving it.
-    """
-    grades = grade_tasks([item.reply for item in rollouts], [item.prompt.task for item in rollouts])
-    return [
-        Grade(Verdict.WRONG, "an expression, not its value") if grade.verdict is Verdict.RIGHT and _is_unsolved(item) else grade
-        for item, grade in zip(rollouts, grades, strict=True)
-    ]
-
-
-def _is_unsolved(item: Rollout) -> bool:
-    """Whether the one box holds an expression out of the question, of its numbers, or with more to do than the gold answer."""
-    boxes = boxed_answers(item.reply.response)
-    if item.prompt.answer_type not in ("text", "math") or boxes is None or len(boxes) != 1:
-        return False
-    answer, gold, question = (re.sub(r"[\s$]|\\[,;:! ]", "", text) for text in (boxes[0], item.prompt.gold, item.prompt.question))
-    numbers, wanted, asked = (Counter(_DIGITS.findall(text)) for text in (answer, gold, question))
-    is_expression = numbers != wanted and bool(_OPERATION.search(answer))
-    if is_expression and answer in question:
-        return True
-    if re.search(r"[A-Za-z]", _NO_VARIABLES.sub("", gold)):
-        return False  # other forms of a formula are answers
-    if is_expression and numbers and numbers <= asked and not _ONE_FRACTION.fullmatch(answer):
-        return True
-    return any(kind.search(answer) and not kind.search(gold) for kind in _LEFT_TO_DO)
+    """Grades by the type of each problem's answer."""
+    return grade_tasks([item.reply for item in rollouts], [item.prompt.task for item in rollouts])
 
 
 def weights_of(config: PolicyGradientConfig, **more: float) -> dict[str, float]:

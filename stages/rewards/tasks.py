@@ -36,6 +36,7 @@ from stages.rewards.grading import GRADER as TEXT_GRADER
 from stages.rewards.grading import Grade, Verdict, boxed_answers, grade, normalise
 from stages.rewards.pool import Job, Pool, usable_cores
 from stages.rewards.second_opinion import Graded, SecondOpinion, math_verify_grade, second_opinion
+from stages.rewards.unsolved import is_unsolved
 
 ANSWER_TYPES: tuple[str, ...] = get_args(AnswerType)
 VERSION = 1
@@ -87,6 +88,8 @@ class Task(NamedTuple):
     answer_type: str = "text"
     grading: str = ""
     """JSON object with what the type needs beside the gold answer; empty for nothing."""
+    question: str = ""
+    """What was asked: an expression out of it is no answer in mathematics."""
 
 
 def grade_tasks(replies: Sequence[Reply], tasks: Sequence[Task]) -> list[Grade]:
@@ -159,7 +162,10 @@ def grade_task(reply: Reply, task: Task) -> Grade:
             return Grade(Verdict.WRONG, reason)
         if len(found) > MAX_CHARACTERS >= len(task.gold):
             return Grade(Verdict.WRONG, f"the answer has {len(found)} characters, at most {MAX_CHARACTERS} are read")
-        return equivalent(found, innermost(task.gold))
+        found_grade = equivalent(found, gold := innermost(task.gold))
+        if found_grade.verdict is Verdict.RIGHT and is_unsolved(found, gold, task.question):
+            return Grade(Verdict.WRONG, f"{found[:_SHOWN]} is an expression, not its value")
+        return found_grade
     answer = _one_box(reply.response)
     if isinstance(answer, Grade):
         return answer

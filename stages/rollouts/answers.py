@@ -38,6 +38,11 @@ class Question(NamedTuple):
         kind = row.get("answer_type") or "text"
         return cls(row["problem_id"], row["question"], row["answer"], row.get("family") or "", kind, row.get("grading") or "")
 
+    @property
+    def task(self) -> Task:
+        """How an answer to it is graded."""
+        return Task(self.gold, self.answer_type, self.grading, self.question)
+
 
 class Answer(NamedTuple):
     """One graded sample."""
@@ -98,7 +103,7 @@ def ask(
         work.tokens = sum(len(completion.token_ids) for completion in completions)
     texts = [tokenizer.decode(completion.token_ids, skip_special_tokens=True) for completion in completions]
     replies = [parse_reply(text) for text in texts]
-    grades = grade_tasks(replies, [Task(question.gold, question.answer_type, question.grading) for question, _ in wanted])
+    grades = grade_tasks(replies, [question.task for question, _ in wanted])
     answers = []
     for index, ((question, sample), completion) in enumerate(zip(wanted, completions, strict=True)):
         ids = completion.token_ids

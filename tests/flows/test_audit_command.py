@@ -151,13 +151,6 @@ def programs(recipe: Path) -> Path:
     return recipe
 
 
-def test_host_that_has_what_a_recipe_needs_is_let_through(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = "reasoning_rl.judge={address: http://127.0.0.1:9/v1, model: m, key_variable: JUDGE_KEY}"
-    monkeypatch.setenv("JUDGE_KEY", "sk-1")
-    require_host(load_recipe(str(recipe)).nodes)
-    require_host(load_recipe(str(recipe), [judge]).nodes)
-
-
 def test_host_without_a_judges_key_is_told_before_anything_runs_and_by_its_setting(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     judge = "reasoning_rl.judge={address: http://127.0.0.1:9/v1, model: m, key_variable: JUDGE_KEY}"
@@ -167,6 +160,10 @@ def test_host_without_a_judges_key_is_told_before_anything_runs_and_by_its_setti
     assert result.exit_code == 2
     assert "names JUDGE_KEY, which is not set" in told(result)
     assert "gold answers" not in result.output
+    assert posttrain("check", str(recipe), "--set", judge).exit_code == 2
+    monkeypatch.setenv("JUDGE_KEY", "sk-1")
+    assert posttrain("check", str(recipe), "--set", judge).exit_code == 0
+    assert posttrain("check", str(recipe)).exit_code == 0
 
 
 def test_host_without_a_sandbox_is_told_for_a_recipe_of_programs_and_for_no_other(programs: Path, recipe: Path) -> None:
