@@ -20,14 +20,14 @@ from typing import Any
 from urllib.parse import unquote
 
 _FORGES = (
-    *("github.com", "githubusercontent.com", "github.dev", "githubassets.com", "github.io", "gitlab.com", "bitbucket.org", "codeberg.org"),
-    *("gitee.com", "sr.ht", "gitea.com", "sourceforge.net", "salsa.debian.org", "git.kernel.org", "savannah.gnu.org", "launchpad.net"),
-    *("notabug.org", "framagit.org", "pagure.io", "repo.or.cz", "googlesource.com", "heptapod.net", "invent.kde.org", "dev.azure.com"),
-    *("visualstudio.com", "hub.darcs.net", "ghproxy.com", "kkgithub.com", "gitclone.com", "fastgit.org", "fastgit.xyz", "githack.com"),
-    *("jsdelivr.net", "git.io", "svn.apache.org"),
+    "github.com githubusercontent.com github.dev githubassets.com github.io gitlab.com bitbucket.org codeberg.org gitee.com "
+    "sr.ht gitea.com sourceforge.net salsa.debian.org git.kernel.org savannah.gnu.org launchpad.net notabug.org "
+    "framagit.org pagure.io repo.or.cz googlesource.com heptapod.net invent.kde.org dev.azure.com visualstudio.com "
+    "hub.darcs.net ghproxy.com kkgithub.com gitclone.com fastgit.org fastgit.xyz githack.com jsdelivr.net git.io "
+    "svn.apache.org"
 )
 _FORGE = re.compile(
-    rf"(?<![\w.-])(?:[\w.-]{{1,64}}@)?(?:(?:[\w-]{{1,63}}\.){{0,4}}(?:{'|'.join(map(re.escape, _FORGES))})"
+    rf"(?<![\w.-])(?:[\w.-]{{1,64}}@)?(?:(?:[\w-]{{1,63}}\.){{0,4}}(?:{'|'.join(map(re.escape, _FORGES.split()))})"
     r"|(?:git|gitlab|gitea|forgejo|gogs|cgit)\.(?:[\w-]{1,63}\.){1,4}(?:com|org|net|edu|gov|info|dev|app|cloud|[a-z]{2}))"
     r"(?![\w(-]|\.\w)(?::\d+)?[^\s;|&<>(),\]}]*"
 )
@@ -39,56 +39,23 @@ _LINK = re.compile(
     r"|\b(?:github|gitlab|bitbucket|codeberg|gist|sourcehut):[\w.~-]{1,100}/[\w.-]+"  # github:owner/name
 )
 _LOCAL_GIT = (
-    *("add", "am", "annotate", "apply", "bisect", "blame", "branch", "cat-file", "check-attr", "check-ignore", "checkout", "cherry"),
-    *(
-        "cherry-pick",
-        "clean",
-        "commit",
-        "config",
-        "count-objects",
-        "describe",
-        "diff",
-        "diff-tree",
-        "difftool",
-        "fsck",
-        "gc",
-        "grep",
-        "help",
-    ),
-    *("init", "log", "ls-files", "ls-tree", "merge", "merge-base", "mv", "name-rev", "notes", "rebase", "reflog", "reset", "restore"),
-    *("rev-list", "rev-parse", "revert", "rm", "shortlog", "show", "show-ref", "stash", "status", "switch", "symbolic-ref", "tag"),
-    *("version", "whatchanged", "worktree"),
+    "add am annotate apply bisect blame branch cat-file check-attr check-ignore checkout cherry cherry-pick clean commit "
+    "config count-objects describe diff diff-tree difftool fsck gc grep help init log ls-files ls-tree merge merge-base mv "
+    "name-rev notes rebase reflog reset restore rev-list rev-parse revert rm shortlog show show-ref stash status switch "
+    "symbolic-ref tag version whatchanged worktree"
 )
 """Commands of git that reach no other host; any other use of it is a network keyword."""
 _GIT = (
     r"(?<![a-z0-9.])git(?![a-z0-9])(?!/|(?:\s{1,9}-c\s{1,9}\S{1,200}|\s{1,9}--?[a-z][\w-]*(?:=\S{1,200})?){0,8}\s{1,9}"
-    rf"(?:{'|'.join(_LOCAL_GIT)})(?![\w-]))"
+    rf"(?:{_LOCAL_GIT.replace(' ', '|')})(?![\w-]))"
 )
 _COMMANDS = (
-    *("glab", "hub", "svn", "hg", "jj", "bzr", "cvs", "darcs", "fossil", "gix", "curl", "wget", "wget2", "aria2c", "axel", "httpie", "xh"),
-    *(
-        "lynx",
-        "w3m",
-        "links2",
-        "elinks",
-        "nc",
-        "ncat",
-        "netcat",
-        "socat",
-        "telnet",
-        "ssh",
-        "scp",
-        "sftp",
-        "sshfs",
-        "mosh",
-        "rsync",
-        "rclone",
-    ),
-    *("ftp", "tftp", "lftp", "smbclient", "s_client", "certutil", "bitsadmin", "bitstransfer", "iwr", "irm", "webrequest", "restmethod"),
-    *("webclient", "xmlhttprequest", "axios", "urlopen", "urlretrieve", "urllib", "urllib2", "urllib3", "httpx", "aiohttp", "pycurl"),
-    *("pygit2", "gitpython", "dulwich", "ftplib", "telnetlib", "xmlrpc", "httpconnection", "httpsconnection", "open_connection"),
-    *("create_connection", "get_server_certificate", "lwp", "open-uri", "file_get_contents", "fsockopen", "install_github", "goproxy"),
-    *("chromium", "playwright", "selenium", "easy_install", "gh"),
+    "glab hub svn hg jj bzr cvs darcs fossil gix curl wget wget2 aria2c axel httpie xh lynx w3m links2 elinks nc ncat "
+    "netcat socat telnet ssh scp sftp sshfs mosh rsync rclone ftp tftp lftp smbclient s_client certutil bitsadmin "
+    "bitstransfer iwr irm webrequest restmethod webclient xmlhttprequest axios urlopen urlretrieve urllib urllib2 urllib3 "
+    "httpx aiohttp pycurl pygit2 gitpython dulwich ftplib telnetlib xmlrpc httpconnection httpsconnection open_connection "
+    "create_connection get_server_certificate lwp open-uri file_get_contents fsockopen install_github goproxy chromium "
+    "playwright selenium easy_install gh"
 )
 _ACTIONS = ("fetch", "download", "clone", "browser", "browse", "navigate", "crawl")
 """Names of tools and functions, so not of files."""
@@ -103,7 +70,7 @@ _PHRASES = (
     r"\buri\s*\.\s*open\b|\bhttps?\W{0,3}\.\s*(?:get|request)\b|\bread_(?:csv|html|json|table|parquet|excel)\s*\(|\btorch\s*\.\s*hub\b",
 )
 _KEYWORD = re.compile(
-    rf"{_GIT}|(?<![a-z0-9])(?:{'|'.join(_COMMANDS)})(?![a-z0-9])"
+    rf"{_GIT}|(?<![a-z0-9])(?:{_COMMANDS.replace(' ', '|')})(?![a-z0-9])"
     rf"|(?<![a-z0-9])(?<!def )(?:{'|'.join(_ACTIONS)}){_NO_FILE}"
     rf"|{'|'.join(_PHRASES)}"
 )
