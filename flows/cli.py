@@ -346,7 +346,10 @@ def audit(
             with servers(home_folder(), say=screen.say) as running:
                 from flows.tracking import Tracker
 
-                Tracker(running.mlflow_url, checked.name if checked else "graders", home_folder()).log_audit(rows_of(found))
+                tracker = Tracker(running.mlflow_url, checked.name if checked else "graders", home_folder())
+                if page := tracker.links(tracker.log_audit(rows_of(found))).get("recipe run"):
+                    screen.say("`posttrain up` opens it again, at the same address:")
+                    screen.links({"MLflow: audit": page})
         if as_json:
             _write(rows_of(found))
         if failed := [item.stage for item in found if not item.audit.passed]:
