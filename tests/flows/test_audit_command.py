@@ -67,6 +67,7 @@ def test_gold_answers_of_a_recipe_are_those_of_all_its_sources_that_can_be_read(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bubblewrap")
 def test_audit_of_a_sound_recipe_prints_a_table_and_ends_with_status_0(recipe: Path) -> None:
     result = posttrain("audit", str(recipe), "--no-mlflow")
     assert result.exit_code == 0, result.output
@@ -77,6 +78,7 @@ def test_audit_of_a_sound_recipe_prints_a_table_and_ends_with_status_0(recipe: P
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bubblewrap")
 def test_audit_with_rows_of_ones_own_that_fail_prints_them_and_ends_with_status_1(recipe: Path) -> None:
     mine = recipe.parent / "mine.jsonl"
     mine.write_text(json.dumps({"attack": "mine [odd]", "gold": "7", "completion": "\\boxed{7}", "must_not_earn": ["accuracy"]}) + "\n")

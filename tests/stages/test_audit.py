@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -311,6 +310,7 @@ def test_program_grader_that_rejects_everything_is_caught_by_the_honest_program(
     assert check.examples == ("honest program: it was graded wrong (no)",)
 
 
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.slow
 def test_program_grader_of_the_project_lets_no_hostile_program_reach_anything() -> None:
     def grade(program: str, stdin: str, expected: str) -> Grade:
@@ -421,10 +421,7 @@ def test_gate_with_rows_about_answers_that_the_stage_does_not_grade_is_a_data_er
         gate(SOUND, {"text"}, config, Recorder(tmp_path), "rlhf")
 
 
-needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed (apt-get install bubblewrap)")
-
-
-@needs_bwrap
+@pytest.mark.usefixtures("bubblewrap")
 @pytest.mark.slow
 def test_gate_of_a_stage_that_grades_programs_attacks_its_sandbox(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)

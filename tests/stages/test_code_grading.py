@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from stages.rewards.sandbox import Limits
 QUICK = Limits(cpu_s=1, wall_s=3.0)
 ROWS = [json.loads(line) for line in (Path(__file__).parents[2] / "datasets" / "code_problems.jsonl").read_text().splitlines()]
 
-needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed (apt-get install bubblewrap)")
+needs_bwrap = pytest.mark.usefixtures("bubblewrap")
 
 DOUBLE = CodeTests.model_validate({"tests": [{"input": "21\n", "expected": "42\n"}, {"input": "-4\n", "expected": "-8"}]})
 TWICE = CodeTests.model_validate({"function": "twice", "tests": [{"input": [21], "expected": 42}, {"input": ["ab"], "expected": "abab"}]})

@@ -21,7 +21,7 @@ SMALL = Limits(cpu_s=1, wall_s=3, memory_mib=256, tmp_mib=8, file_mib=4, output_
 ROOT = Path(__file__).parents[2]
 _SUBREAPER = 36
 
-needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed (apt-get install bubblewrap)")
+needs_bwrap = pytest.mark.usefixtures("bubblewrap")
 
 
 def children() -> set[int]:

@@ -342,6 +342,7 @@ def test_tasks_of_several_types_graded_together_come_back_in_their_order() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bubblewrap")
 def test_tasks_that_are_programs_run_in_sandboxes_and_are_graded_by_their_output() -> None:
     tests = json.dumps({"tests": [{"input": "3 4", "expected": "7"}, {"input": "1 1", "expected": "2"}]})
     programs = ["a, b = map(int, input().split())\nprint(a + b)", "print(7)", "raise SystemExit(0)"]
