@@ -413,12 +413,13 @@ for root in (os.path.dirname(os.__file__), "/usr/lib/python3", "/usr/local/lib")
 @needs_bwrap
 @pytest.mark.slow
 def test_sandbox_program_starved_by_the_host_is_no_fault_of_its_own() -> None:
-    """Six busy processes of higher priority on the one core that the program may use."""
+    """Six busy processes of higher priority on the one core that the program may use; in sessions of their own, since the kernel may
+    share a core out by session first."""
     code = """
 import os, subprocess, sys
 from stages.rewards.sandbox import Limits, SandboxError, run_program
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]
+busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(6)]
 os.nice(5)
 try:
     print(run_program("while True: pass", limits=Limits(cpu_s=2, wall_s=4.0)))
