@@ -69,9 +69,9 @@ def audit_recipe(recipe: Recipe | None, home: Path, say: Callable[[str], None]) 
     nodes = recipe.nodes if recipe is not None else ()
     configs = {node.name: node.config for node in nodes if isinstance(node.config, PolicyGradientConfig)}
     configs = configs or {_SHIPPED: ReasoningRL(steps=1, learning_rate=1.0)}
-    problems, found, programs = gold_answers(recipe), [], dict[CodeAttack, None]()
+    problems, shipped, found, programs = gold_answers(recipe), shipped_rows(), [], dict[CodeAttack, None]()
     for name, config in configs.items():
-        rows = [*shipped_rows(), *(row for path in config.audit.rows for row in read_audit_rows(path))]
+        rows = [*shipped, *(row for path in config.audit.rows for row in read_audit_rows(path))]
         programs |= {row: None for row in rows if isinstance(row, CodeAttack)}
         grader = grader_of(config.judge, home / "audit", recipe.seed if recipe is not None else 0)
         score = partial(score_by_rules, config=config, grader=grader)

@@ -20,7 +20,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from flows.scores.claims import Claim
-from stages.config import STAGES, StageConfig
+from stages.config import SECRET, STAGES, StageConfig
 from stages.errors import ConfigError
 from stages.problems import seed_of
 
@@ -332,7 +332,7 @@ def _explain(name: str, kind: type[BaseModel], fault: dict[str, Any]) -> str:
     if fault["type"] == "missing":
         return f"{key}: this setting is needed; add it to the recipe, or --set {key}=..."
     rule = str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")
-    value = "" if isinstance(fault["input"], dict) else f" = {fault['input']!r}"
+    value = " = (not shown)" if fault["type"] == SECRET else "" if isinstance(fault["input"], dict) else f" = {fault['input']!r}"
     return f"{key}{value}: {rule}"
 
 

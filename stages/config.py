@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 PLACEMENT: dict[str, Any] = {"placement": True}
+SECRET = "secret"
+"""Type of a fault whose value is not shown: it may hold a key."""
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -480,6 +483,17 @@ class JudgeConfig(Settings):
     cache: Path | None = Field(
         None, description="Folder of verdicts, shared by runs; without it each stage keeps its own.", json_schema_extra=PLACEMENT
     )
+
+    @field_validator("address", mode="before")
+    @classmethod
+    def _address_holds_no_key(cls, address: Any) -> Any:
+        if isinstance(address, str) and set("@?#") & set(address):
+            raise PydanticCustomError(
+                SECRET,
+                "holds a name, a key or a query, and settings are written to logs and to MLflow; leave it at host and path, and "
+                "name the environment variable of the key in judge.key_variable",
+            )
+        return address
 
 
 class AuditConfig(Settings):

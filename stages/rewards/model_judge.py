@@ -33,7 +33,7 @@ from stages.config import JudgeConfig, SamplerConfig
 from stages.errors import ConfigError
 from stages.rewards.grading import Grade, Verdict, normalise
 from stages.rewards.scoring import Grader, Rollout, grade_by_rules
-from stages.rewards.tasks import UNBOXED
+from stages.rewards.tasks import UNBOXED, without_repeats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -212,18 +212,12 @@ def read_verdict(reply: str, nonce: str) -> bool | None:
     text = reply.rpartition("</think>")[2].strip()
     text = re.sub(r"\A```(?:json)?\s*|\s*```\Z", "", text)
     try:
-        verdict = json.loads(text, object_pairs_hook=_only_once)
+        verdict = json.loads(text, object_pairs_hook=without_repeats)
     except (ValueError, RecursionError):
         return None
     if not isinstance(verdict, dict) or verdict.keys() != {"nonce", "analysis", "same"} or verdict["nonce"] != nonce:
         return None
     return verdict["same"] if isinstance(verdict["same"], bool) and isinstance(verdict["analysis"], str) else None
-
-
-def _only_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key is given twice")
-    return dict(pairs)
 
 
 # ---- where replies come from ----------------------------------------------------------------
@@ -232,7 +226,7 @@ def _only_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def judge_at(config: JudgeConfig, folder: Path, secret: str | None = None) -> Judge:
     """The judge of the settings; verdicts are kept in `config.cache`, or in `folder`.
 
-    Raises ConfigError when its key is not there, its address holds one, or its cache cannot be made.
+    Raises ConfigError when its key is not there or its cache cannot be made.
     """
     key = key_of(config)
     if config.cache is not None:
@@ -248,13 +242,8 @@ def judge_at(config: JudgeConfig, folder: Path, secret: str | None = None) -> Ju
 def key_of(config: JudgeConfig) -> str | None:
     """The key of a judge's address, None for one that takes none. No message shows it.
 
-    Raises ConfigError when it is not in this process's environment or cannot be a key, and for an address that holds one.
+    Raises ConfigError when it is not in this process's environment or cannot be a key.
     """
-    if set("@?#") & set(config.address):
-        raise ConfigError(
-            "judge.address holds a name, a key or a query, and settings are written to logs and to MLflow; leave it at host and path, and "
-            "name the environment variable of the key in judge.key_variable"
-        )
     if config.key_variable is None:
         return None
     key = os.environ.get(config.key_variable, "").strip()

@@ -305,7 +305,7 @@ def json_schema(response: str, schema_text: str) -> Grade:
     try:
         value = json.loads(
             fenced.group(1) if fenced else text,
-            object_pairs_hook=_without_repeats,
+            object_pairs_hook=without_repeats,
             parse_constant=_no_constant,
             parse_float=lambda digits: _in_range(digits, float),
             parse_int=lambda digits: _in_range(digits, int),
@@ -332,7 +332,8 @@ def _is_deep(value: Any) -> bool:
     return bool(level)
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object of its pairs. Raises ValueError for a key that is given twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key is given twice")

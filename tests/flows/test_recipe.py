@@ -187,3 +187,12 @@ def test_override_of_a_stage_leaves_another_that_shares_an_alias(small: str) -> 
 def test_recipe_unknown_name_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean tiny"):
         load_recipe("tinny")
+
+
+@pytest.mark.parametrize(
+    "address", ["http://user:sk-very@127.0.0.1:9/v1", "http://127.0.0.1:9/v1?api-key=sk-very", "http://127.0.0.1:9/#sk-very"]
+)
+def test_address_that_holds_a_key_is_a_config_error_that_does_not_show_it(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"judge\.address .*key_variable") as caught:
+        load_recipe("tiny", [f"reasoning_rl.judge={{address: '{address}', model: m}}"])
+    assert "very" not in str(caught.value)

@@ -451,15 +451,6 @@ def test_key_of_a_file_with_its_line_end_is_taken_without_it(server: Server, tmp
     assert {seen["Authorization"] for seen in server.seen} == {"Bearer sk-very-secret"}
 
 
-@pytest.mark.parametrize(
-    "address", ["http://user:sk-very@127.0.0.1:9/v1", "http://127.0.0.1:9/v1?api-key=sk-very", "http://127.0.0.1:9/#sk-very"]
-)
-def test_address_that_holds_a_key_is_a_config_error_that_does_not_show_it(tmp_path: Path, address: str) -> None:
-    with pytest.raises(ConfigError, match=r"judge\.address .*key_variable") as caught:
-        judge_at(JudgeConfig.model_construct(address=address, model="m"), tmp_path)
-    assert "very" not in str(caught.value)
-
-
 class StandIn:
     """An engine that answers as a test says; instructions and replies go through the tokenizer of the tests."""
 
