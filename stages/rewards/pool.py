@@ -33,8 +33,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
 from stages.errors import RewardError
@@ -80,8 +80,9 @@ class Pool:
         self._lock = threading.Lock()
         self._hands: list[_Hand] = []
         self._idle_ends = 0
-        self._selector = selectors.DefaultSelector()
-        self._nursery, self._control = self._start()
+        with _starting():
+            self._selector = selectors.DefaultSelector()
+            self._nursery, self._control = self._start()
         self._ready = False
         self._closed = False
 
@@ -236,24 +237,22 @@ class Pool:
     # the nursery
 
     def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        try:
-            return self._started()
-        except OSError as error:
-            raise RewardError(f"no process for grading could be started: {error.strerror or error}; {_REMEDY}") from error
-
-    def _started(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         warm_up = pickle.dumps(self._warm_up)
         ours, theirs = socket.socketpair()
         command = "import sys; from stages.rewards.pool import _nursery; _nursery(*map(int, sys.argv[1:]))"
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONHASHSEED": "0"}
         with theirs:
-            process = subprocess.Popen(  # noqa: S603 - our own interpreter with our own module
-                [sys.executable, "-c", command, str(theirs.fileno()), str(self.memory_mib), str(os.getpid())],
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
+            try:
+                process = subprocess.Popen(  # noqa: S603 - our own interpreter with our own module
+                    [sys.executable, "-c", command, str(theirs.fileno()), str(self.memory_mib), str(os.getpid())],
+                    env=environment,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                )
+            except BaseException:
+                ours.close()
+                raise
         ours.settimeout(_START_S)
         with suppress(ConnectionError):  # it has ended already, which the first request to it will tell
             ours.sendall(_LENGTH.pack(len(warm_up)) + warm_up)
@@ -265,7 +264,8 @@ class Pool:
             hand.tasks.clear()
         self._nursery.kill()
         self._end()
-        self._nursery, self._control = self._start()
+        with _starting():
+            self._nursery, self._control = self._start()
         self._ready = False
 
     def _leave(self) -> None:
@@ -275,10 +275,8 @@ class Pool:
             self._dismiss(hand)
 
     def _fork(self) -> None:
-        try:
+        with _starting():
             ours, theirs = socket.socketpair()
-        except OSError as error:
-            raise RewardError(f"no process for grading could be started: {error.strerror or error}; {_REMEDY}") from error
         with theirs:
             try:
                 pid = self._ask(b"F", 0, theirs.fileno())
@@ -336,6 +334,15 @@ class _Hand:
         self.buffer = bytearray()
 
 
+@contextmanager
+def _starting() -> Iterator[None]:
+    """What the system refuses is an error of rewards, with the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise RewardError(f"no process for grading could be started: {error.strerror or error}; {_REMEDY}") from error
+
+
 def usable_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -361,8 +368,9 @@ def _ending(status: int) -> str:
 def _received(connection: socket.socket, size: int) -> bytes:
     """Exactly `size` bytes, or fewer when the other end is closed."""
     data = bytearray()
-    while len(data) < size and (part := connection.recv(size - len(data))):
-        data += part
+    with suppress(ConnectionError):  # closed before it has read what we sent
+        while len(data) < size and (part := connection.recv(size - len(data))):
+            data += part
     return bytes(data)
 
 
@@ -373,12 +381,16 @@ def _nursery(descriptor: int, memory_mib: int, caller: int) -> NoReturn:
     """Warm up, then fork and kill on request until the caller is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
-    (size,) = _LENGTH.unpack(_received(control, _LENGTH.size))
-    for grader, arguments in pickle.loads(_received(control, size)):  # noqa: S301 - from the process that started us
+    head = _received(control, _LENGTH.size)
+    warm_up = _received(control, _LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else b""
+    if not warm_up:
+        os._exit(0)
+    for grader, arguments in pickle.loads(warm_up):  # noqa: S301 - from the process that started us
         grader(*arguments)
     gc.collect()
     gc.freeze()  # pages that hold what was imported stay shared
-    control.sendall(_CONTROL.pack(b"R", 0))
+    with suppress(ConnectionError):  # closed meanwhile: met at once below
+        control.sendall(_CONTROL.pack(b"R", 0))
     control.settimeout(2.0)
     children: set[int] = set()
     nursery = os.getpid()
@@ -396,19 +408,21 @@ def _nursery(descriptor: int, memory_mib: int, caller: int) -> NoReturn:
             try:
                 number = os.fork()
             except OSError as error:
-                os.close(descriptors[0])
-                control.sendall(_CONTROL.pack(b"X", error.errno or 0))
-                continue
-            if number == 0:
-                control.close()
-                _work(socket.socket(fileno=descriptors[0]), nursery, memory_mib << 20)
+                what, number = b"X", error.errno or 0
+            else:
+                if number == 0:
+                    control.close()
+                    _work(socket.socket(fileno=descriptors[0]), nursery, memory_mib << 20)
+                children.add(number)
             os.close(descriptors[0])
-            children.add(number)
-            control.sendall(_CONTROL.pack(b"F", number))
         else:
             status = _killed(number) if number in children else 0
             children.discard(number)
-            control.sendall(_CONTROL.pack(b"K", status))
+            number = status
+        try:
+            control.sendall(_CONTROL.pack(what, number))
+        except ConnectionError:
+            break
     for child in children:
         _killed(child)
     os._exit(0)
@@ -443,7 +457,10 @@ def _work(connection: socket.socket, nursery: int, memory: int) -> NoReturn:
             os._exit(0)  # a copy that the grader has made
         retires = retires or _resident() - start > memory // 4
         text = f"{'-' if retires else '+'}{verdict}\n{reason[:_REASON_CHARACTERS]}".encode("utf-8", "replace")
-        connection.sendall(_LENGTH.pack(len(text)) + text)
+        try:
+            connection.sendall(_LENGTH.pack(len(text)) + text)
+        except ConnectionError:  # nobody waits for it any more
+            break
         if retires:
             break
     os._exit(0)

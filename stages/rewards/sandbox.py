@@ -41,6 +41,7 @@ _NOBODY = 65534
 _LAST_SECONDS = 5.0
 _TICK_S = 0.1
 _KILLED = 128 + signal.SIGKILL
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 
 
 class SandboxError(RewardError):
@@ -107,6 +108,11 @@ def run_program(program: str, stdin: str = "", limits: Limits = DEFAULT_LIMITS) 
                 raise
             files.callback(os.close, watch)
         except OSError as error:
+            if error.errno in _SHORTAGES:
+                raise SandboxError(
+                    f"a program could not be started in its sandbox: {error.strerror}; "
+                    "free memory, processes or open files (ulimit -n), or run fewer graders at once"
+                ) from error
             raise _refusal(error.strerror or str(error)) from error
         finished, excess, waited_s = False, "", 0.0
         try:
@@ -271,7 +277,7 @@ def _kill(process: subprocess.Popen[bytes], watch: int) -> None:
     """End the program, so that bwrap buries it; bwrap itself, and with it all of the sandbox, when there is none or that does not help."""
     program = _program_of(process.pid)
     if program is not None:
-        with suppress(ProcessLookupError):
+        with suppress(OSError):  # it is gone, or there is no room for another open file
             handle = os.pidfd_open(program)
             try:
                 if _program_of(process.pid) == program:  # the number has not been given to another process

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,30 @@ def kill_at_a_checkpoint() -> Callable[[Callable[[Path], Any], Path], None]:
         assert process.exitcode == -signal.SIGKILL
 
     return kill
+
+
+@pytest.fixture
+def room_for() -> Callable[[int], AbstractContextManager[None]]:
+    """Within `with room_for(n):` this process can open n more files, wherever the numbers of those it has open leave gaps."""
+
+    @contextmanager
+    def limited(files: int) -> Iterator[None]:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 40, limits[1]))
+        held: list[int] = []
+        try:
+            with suppress(OSError):
+                while True:
+                    held.append(os.open(os.devnull, os.O_RDONLY))
+            for _ in range(files):
+                os.close(held.pop())
+            yield
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    return limited
 
 
 @pytest.fixture
