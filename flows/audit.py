@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.markup import escape
 
 from flows.recipe import Node, Recipe
-from stages.config import Curation, PolicyGradientConfig, ReasoningRL
+from stages.config import Curation, JudgeConfig, PolicyGradientConfig, ReasoningRL
 from stages.errors import ConfigError
 from stages.rewards.audit import Audit, CodeAttack, audit, check_programs, grade_attack, of_types, prompts_of, read_audit_rows, shipped_rows
 from stages.rewards.model_judge import grader_of, key_of
@@ -45,9 +45,10 @@ def require_host(nodes: Sequence[Node]) -> None:
     in the sandbox, some 0.1 s; else it costs nothing.
     """
     for node in nodes:
-        if isinstance(node.config, PolicyGradientConfig) and node.config.judge is not None:
+        judge = getattr(node.config, "judge", None)
+        if isinstance(judge, JudgeConfig):
             try:
-                key_of(node.config.judge)
+                key_of(judge)
             except ConfigError as error:
                 raise ConfigError(f"{node.key}.{error}") from error
     if source := _source_of_programs(nodes):

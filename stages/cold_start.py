@@ -19,25 +19,32 @@ from pathlib import Path
 from typing import Any
 
 from stages.artifacts import CheckpointRef, Handles, StageOutput
+from stages.chat import Reply
 from stages.config import ColdStart
 from stages.errors import DataError
 from stages.problems import RESPONSE_STYLES
 from stages.records import Recorder
 from stages.response_filters import MARKERS, Trace, faults_of, likeness_runs
+from stages.rewards.grading import Grade
+from stages.rewards.model_judge import grader_of
+from stages.rewards.tasks import Grader, Task
 from stages.supervised import fine_tune, thinking_example
 from stages.tables import read_rows, write_rows
 from stages.trace_review import apply_review, digest_of_trace
 from stages.training import load_tokenizer
+
+RESPONSE = "response"
+"""Name of the rule, which no setting turns off, that a trace must lead to a response."""
 
 
 def run(config: ColdStart, inputs: Handles, stage_dir: Path, seed: int) -> StageOutput:
     """Fine-tune on the first `config.examples` traces that pass; a final answer that has no response of its own gets all styles."""
     model = inputs["model"]
     assert isinstance(model, CheckpointRef)
-    rows, selection = _select(config, inputs)
+    rows, selection = _select(config, inputs, grader_of(config.judge, stage_dir, seed))
     counts = {
         f"cold_start/dropped/{name}": float(sum(name in row["dropped_by"].split(", ") for row in selection))
-        for name in (MARKERS, *config.filters)
+        for name in (RESPONSE, MARKERS, *config.filters)
     }
     counted = {"cold_start/traces": float(len(selection)), "cold_start/passed": float(sum(row["passed"] for row in selection)), **counts}
     Recorder(stage_dir).metrics(0, counted)
@@ -67,7 +74,7 @@ def run(config: ColdStart, inputs: Handles, stage_dir: Path, seed: int) -> Stage
     return StageOutput(outputs={"model": checkpoint, "selection": table}, metrics=metrics | counted)
 
 
-def _select(config: ColdStart, inputs: Handles) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _select(config: ColdStart, inputs: Handles, grader: Grader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows to learn from, and one row a trace that says what became of it."""
     if ("validation" in config.filters) != ("validation" in inputs):
         raise DataError("the filter `validation` and the input `validation` belong together; give both or neither")
@@ -84,9 +91,12 @@ def _select(config: ColdStart, inputs: Handles) -> tuple[list[dict[str, Any]], l
     validation = likeness_runs(questions)
     used: list[dict[str, Any]] = []
     selection: list[dict[str, Any]] = []
-    for row in worked:
-        response = row.get("response") or RESPONSE_STYLES[0].format(answer=row["answer"])
-        faults = faults_of(Trace(row["question"], row["answer"], row["trace"], response), config.filters, config.limits, validation)
+    responses = [_response(row, RESPONSE_STYLES[0]) for row in worked]
+    for row, response, grade in zip(worked, responses, _grades(config, worked, responses, grader), strict=True):
+        if response is None:
+            faults = {RESPONSE: f"it has none, and its gold answer ({row['answer_type']}) is what answers are held against"}
+        else:
+            faults = faults_of(Trace(row["question"], row["trace"], response, grade), config.filters, config.limits, validation)
         is_used = not faults and len(used) < config.examples
         if is_used:
             used.append(row)
@@ -102,3 +112,19 @@ def _select(config: ColdStart, inputs: Handles) -> tuple[list[dict[str, Any]], l
             }
         )
     return used, selection
+
+
+def _response(row: dict[str, Any], style: str) -> str | None:
+    """The row's own response, else its gold answer; None where that is no answer but what answers are held against."""
+    return row.get("response") or (style.format(answer=row["answer"]) if Task.of(row).boxed else None)
+
+
+def _grades(config: ColdStart, rows: list[dict[str, Any]], responses: list[str | None], grader: Grader) -> list[Grade | None]:
+    """Grades of the responses that there are, when the filter `answer` asks for them."""
+    grades: list[Grade | None] = [None] * len(rows)
+    if "answer" in config.filters:
+        asked = [index for index, response in enumerate(responses) if response is not None]
+        replies = [Reply(rows[index]["trace"], responses[index] or "") for index in asked]
+        for index, grade in zip(asked, grader(replies, [Task.of(rows[index]) for index in asked]), strict=True):
+            grades[index] = grade
+    return grades

@@ -82,6 +82,45 @@ class SamplerConfig(Settings):
     max_new_tokens: int = Field(160, ge=1, description="Length limit of a completion, in tokens.")
 
 
+class JudgeConfig(Settings):
+    """A model that says whether an answer equals the reference (Kimi k1.5's chain-of-thought reward model)."""
+
+    address: str = Field(
+        pattern=r"^https?://[^\s@?#]+$",
+        description="OpenAI-compatible address without a key in it, for instance http://127.0.0.1:8000/v1.",
+        json_schema_extra=PLACEMENT,
+    )
+    model: str = Field(min_length=1, description="Name of the model at that address.")
+    decides: Literal["not_graded", "all"] = Field(
+        "not_graded", description="What it decides on: answers that the rules could not grade, or every answer in place of the rules."
+    )
+    max_tokens: int = Field(1024, ge=16, description="Length limit of its reply, in tokens.")
+    key_variable: str | None = Field(
+        None,
+        pattern=r"^[A-Z][A-Z0-9_]*$",
+        description="Environment variable that holds the key; it is never logged.",
+        json_schema_extra=PLACEMENT,
+    )
+    timeout_s: float = Field(60.0, gt=0, description="Wait for one reply.", json_schema_extra=PLACEMENT)
+    tries: int = Field(3, ge=1, description="Requests for one verdict before it counts as not graded.", json_schema_extra=PLACEMENT)
+    retry_wait_s: float = Field(1.0, ge=0, description="Wait before the second try; doubles with each.", json_schema_extra=PLACEMENT)
+    parallel: int = Field(8, ge=1, description="Requests at once.", json_schema_extra=PLACEMENT)
+    cache: Path | None = Field(
+        None, description="Folder of verdicts, shared by runs; without it each stage keeps its own.", json_schema_extra=PLACEMENT
+    )
+
+    @field_validator("address", mode="before")
+    @classmethod
+    def _address_holds_no_key(cls, address: Any) -> Any:
+        if isinstance(address, str) and set("@?#") & set(address):
+            raise PydanticCustomError(
+                SECRET,
+                "holds a name, a key or a query, and settings are written to logs and to MLflow; leave it at host and path, and "
+                "name the environment variable of the key in judge.key_variable",
+            )
+        return address
+
+
 class ReasoningGymSource(Settings):
     """Problems from a reasoning-gym family, written and scored by that library."""
 
@@ -334,6 +373,7 @@ class PassRates(StageConfig):
         False, description="Stop trying a problem once no outcome of its remaining attempts can change what any filter says."
     )
     attempts_per_round: int = Field(2, ge=1, description="With `stop_when_certain`: attempts between two looks.")
+    judge: JudgeConfig | None = Field(None, description="A model that grades in place of the rules, or where they cannot.")
     max_not_graded_share: Fraction = Field(0.05, description="Share of ungraded samples past which the stage stops.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="How completions are drawn.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")
@@ -387,6 +427,7 @@ class ColdStart(SupervisedConfig):
         description="Filters that a trace must pass; `validation` needs the input of that name.",
     )
     limits: ResponseFilterLimits = Field(default_factory=ResponseFilterLimits, description="Limits of the filters.")
+    judge: JudgeConfig | None = Field(None, description="Filter `answer`: a model that grades in place of the rules, or where they cannot.")
     review: Path | None = Field(
         None, description="A JSONL file of traces that people have reviewed; then only those marked `keep` are used."
     )
@@ -455,45 +496,6 @@ class RewardParts(Settings):
             "missing_stop": self.missing_stop,
         }
         return {name: weight for name, weight in every.items() if weight is not None}
-
-
-class JudgeConfig(Settings):
-    """A model that says whether an answer equals the reference (Kimi k1.5's chain-of-thought reward model)."""
-
-    address: str = Field(
-        pattern=r"^https?://[^\s@?#]+$",
-        description="OpenAI-compatible address without a key in it, for instance http://127.0.0.1:8000/v1.",
-        json_schema_extra=PLACEMENT,
-    )
-    model: str = Field(min_length=1, description="Name of the model at that address.")
-    decides: Literal["not_graded", "all"] = Field(
-        "not_graded", description="What it decides on: answers that the rules could not grade, or every answer in place of the rules."
-    )
-    max_tokens: int = Field(1024, ge=16, description="Length limit of its reply, in tokens.")
-    key_variable: str | None = Field(
-        None,
-        pattern=r"^[A-Z][A-Z0-9_]*$",
-        description="Environment variable that holds the key; it is never logged.",
-        json_schema_extra=PLACEMENT,
-    )
-    timeout_s: float = Field(60.0, gt=0, description="Wait for one reply.", json_schema_extra=PLACEMENT)
-    tries: int = Field(3, ge=1, description="Requests for one verdict before it counts as not graded.", json_schema_extra=PLACEMENT)
-    retry_wait_s: float = Field(1.0, ge=0, description="Wait before the second try; doubles with each.", json_schema_extra=PLACEMENT)
-    parallel: int = Field(8, ge=1, description="Requests at once.", json_schema_extra=PLACEMENT)
-    cache: Path | None = Field(
-        None, description="Folder of verdicts, shared by runs; without it each stage keeps its own.", json_schema_extra=PLACEMENT
-    )
-
-    @field_validator("address", mode="before")
-    @classmethod
-    def _address_holds_no_key(cls, address: Any) -> Any:
-        if isinstance(address, str) and set("@?#") & set(address):
-            raise PydanticCustomError(
-                SECRET,
-                "holds a name, a key or a query, and settings are written to logs and to MLflow; leave it at host and path, and "
-                "name the environment variable of the key in judge.key_variable",
-            )
-        return address
 
 
 class AuditConfig(Settings):
@@ -593,6 +595,7 @@ class RejectionSampling(StageConfig):
         (), description="Response filters that a right sample must pass, as in `cold_start`."
     )
     limits: ResponseFilterLimits = Field(default_factory=ResponseFilterLimits, description="Limits of the filters.")
+    judge: JudgeConfig | None = Field(None, description="A model that grades in place of the rules, or where they cannot.")
     max_not_graded_share: Fraction = Field(0.05, description="Share of ungraded samples past which the stage stops.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="How completions are drawn.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")
@@ -650,6 +653,7 @@ class Distillation(SupervisedConfig):
     )
     on_policy_batch: int = Field(64, ge=1, description="Student samples per on-policy step.")
     on_policy_learning_rate: Positive = Field(1e-4, description="Learning rate of the on-policy phase.")
+    judge: JudgeConfig | None = Field(None, description="A model that grades in place of the rules, or where they cannot.")
     max_not_graded_share: Fraction = Field(0.05, description="Share of ungraded samples past which the stage stops.")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="How the teacher's completions are drawn.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")
@@ -675,6 +679,7 @@ class Evaluation(StageConfig):
     )
     budget_problems: int = Field(64, ge=1, description="Problems of each benchmark that are asked with a thinking budget.")
     flag_problems: int = Field(64, ge=0, description="Problems asked with /think and /no_think to see whether the flag is followed.")
+    judge: JudgeConfig | None = Field(None, description="A model that grades in place of the rules, or where they cannot.")
     max_not_graded_share: Fraction = Field(0.05, description="Share of ungraded samples past which the stage stops.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The rollout engine.")
 

@@ -23,6 +23,8 @@ from stages.errors import ArtifactError
 from stages.problems import RESPONSE_STYLES
 from stages.records import Recorder
 from stages.rewards.grading import Verdict
+from stages.rewards.model_judge import grader_of
+from stages.rewards.tasks import Grader
 from stages.rollouts.answers import Question, ask, require_graded
 from stages.rollouts.engine import RolloutEngine
 from stages.supervised import Example, direct_example, fine_tune, thinking_example
@@ -38,12 +40,15 @@ def run(config: Distillation, inputs: Handles, stage_dir: Path, seed: int) -> St
     tokenizer = load_tokenizer(student)
     if isinstance(teacher, CheckpointRef):
         require_same_tokens(student, teacher)
-        rows = _teacher_traces(config, teacher, problems, stage_dir, seed)
+        rows = _teacher_traces(config, teacher, problems, grader_of(config.judge, stage_dir, seed), stage_dir, seed)
+        empty_rule = "the teacher solved no problem; check its evaluation"
     else:
         rng = random.Random(seed)
-        rows = [_row(problem, None, rng.choice(RESPONSE_STYLES).format(answer=problem["answer"])) for problem in problems]
+        questions = [question for row in problems if (question := Question.of(row)).task.boxed]
+        rows = [_row(question, None, rng.choice(RESPONSE_STYLES).format(answer=question.gold)) for question in questions]
+        empty_rule = "without a teacher the gold answers are learnt, and a schema or the tests of a program is no answer; name a teacher"
     rows = rows[: config.examples]
-    traces = write_rows(rows, stage_dir, "traces", empty_rule="the teacher solved no problem; check its evaluation")
+    traces = write_rows(rows, stage_dir, "traces", empty_rule=empty_rule)
     examples = [_example(tokenizer, row, flag=index % 3 > 0) for index, row in enumerate(rows)]
     origin = f"`{teacher.name}`'s verified answers" if teacher else "gold answers, no teacher"
     card = f"# Distilled student\n\n`{student.name}` fine-tuned on {len(rows)} examples: {origin} (posttrain, stage `distillation`).\n"
@@ -66,7 +71,7 @@ def require_same_tokens(student: CheckpointRef, teacher: CheckpointRef) -> None:
 
 
 def _teacher_traces(
-    config: Distillation, teacher: CheckpointRef, problems: list[dict[str, Any]], stage_dir: Path, seed: int
+    config: Distillation, teacher: CheckpointRef, problems: list[dict[str, Any]], grader: Grader, stage_dir: Path, seed: int
 ) -> list[dict[str, Any]]:
     """The teacher's first right thinking answer to each problem; every third problem is asked without thinking.
 
@@ -88,22 +93,18 @@ def _teacher_traces(
                 seed=seed,
                 recorder=recorder,
                 what="teacher samples",
+                grader=grader,
             )
             require_graded(answers, config.max_not_graded_share)
             for answer in answers:
                 in_mode = answer.stopped and bool(answer.reply.thinking) == thinking
                 if in_mode and (answer.grade.verdict is Verdict.RIGHT or not thinking):
-                    problem = {
-                        "problem_id": answer.question.problem_id,
-                        "question": answer.question.question,
-                        "answer": answer.question.gold,
-                    }
-                    found.setdefault(answer.question.problem_id, _row(problem, answer.reply.thinking, answer.reply.response))
+                    found.setdefault(answer.question.problem_id, _row(answer.question, answer.reply.thinking, answer.reply.response))
     return [found[question.problem_id] for question in questions if question.problem_id in found]
 
 
-def _row(problem: dict[str, Any], thinking: str | None, response: str) -> dict[str, Any]:
-    return {**{key: problem[key] for key in ("problem_id", "question", "answer")}, "trace": thinking, "response": response}
+def _row(question: Question, thinking: str | None, response: str) -> dict[str, Any]:
+    return {**question.row(), "trace": thinking, "response": response}
 
 
 def _example(tokenizer: Any, row: dict[str, Any], *, flag: bool) -> Example:

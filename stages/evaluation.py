@@ -20,6 +20,7 @@ from stages.config import Evaluation
 from stages.problems import seed_of
 from stages.records import Recorder
 from stages.rewards.grading import Verdict
+from stages.rewards.model_judge import grader_of
 from stages.rewards.rewards import format_reward, preference_score
 from stages.rollouts.answers import Answer, Question, ask, require_graded
 from stages.rollouts.engine import RolloutEngine
@@ -35,7 +36,7 @@ def run(config: Evaluation, inputs: Handles, stage_dir: Path, seed: int) -> Stag
     benchmarks: dict[str, list[Question]] = {}
     for row in problems:
         benchmarks.setdefault(row["benchmark"], []).append(Question.of(row))
-    tokenizer, recorder = load_tokenizer(model), Recorder(stage_dir)
+    tokenizer, recorder, grader = load_tokenizer(model), Recorder(stage_dir), grader_of(config.judge, stage_dir, seed)
     rows: list[dict[str, Any]] = []
     with RolloutEngine(model.path, config.engine) as engine:
         for benchmark, questions in benchmarks.items():
@@ -48,6 +49,7 @@ def run(config: Evaluation, inputs: Handles, stage_dir: Path, seed: int) -> Stag
                     seed=seed_of(seed, benchmark),
                     recorder=recorder,
                     what=f"{benchmark} {mode}",
+                    grader=grader,
                     **settings,
                 )
                 require_graded(answers, config.max_not_graded_share)
@@ -83,7 +85,7 @@ def _row(benchmark: str, mode: str, answer: Answer, thinking: bool) -> dict[str,
         "graded": answer.grade.verdict is not Verdict.NOT_GRADED,
         "correct": answer.grade.verdict is Verdict.RIGHT,
         "reason": answer.grade.reason,
-        "format_ok": bool(format_reward(answer.reply, thinking=thinking, stopped=answer.stopped)),
+        "format_ok": bool(format_reward(answer.reply, thinking=thinking, stopped=answer.stopped, boxed=answer.question.task.boxed)),
         "flag_followed": _thought(answer.text) == thinking,
         "tokens": answer.tokens,
         "thinking_tokens": answer.thinking_tokens,

@@ -5,8 +5,9 @@ Reads     `model`, `thinking` (traces of rejection_sampling), `direct` (problems
 Writes    `model`.
 Papers    Qwen3 (arXiv 2505.09388) 4.3 and Table 9: flags in the user's message, thinking as the default
           (so some thinking samples carry no flag), an empty think block when not thinking.
-Differs   Single-turn only. Direct answers are the gold answers of the curated problems; half of them
-          use the flag (the model writes the empty block), half the template's switch (the prompt has it).
+Differs   Single-turn only. Direct answers are the gold answers of the curated problems (those of programs and JSON
+          have none and are left out); half of them use the flag (the model writes the empty block), half the template's
+          switch (the prompt has it).
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from pathlib import Path
 
 from stages.artifacts import CheckpointRef, Handles, StageOutput
 from stages.config import Fusion
+from stages.errors import DataError
 from stages.problems import RESPONSE_STYLES
 from stages.records import Recorder
+from stages.rewards.tasks import Task
 from stages.supervised import direct_example, fine_tune, thinking_example
 from stages.tables import read_rows
 from stages.training import load_tokenizer
@@ -32,7 +35,13 @@ def run(config: Fusion, inputs: Handles, stage_dir: Path, seed: int) -> StageOut
     traces = read_rows(inputs["thinking"], columns=("question", "trace", "response"))[:wanted]
     if len(traces) < wanted:
         print(f"{len(traces)} thinking traces in place of {wanted}: thinking_share falls short; sample more problems in rejection_sampling")
-    direct = read_rows(inputs["direct"], columns=("question", "answer"))[: config.examples - wanted]
+    problems = read_rows(inputs["direct"], columns=("question", "answer"))
+    direct = [row for row in problems if Task.of(row).boxed][: config.examples - wanted]
+    if not direct and wanted < config.examples:
+        raise DataError(
+            f"{inputs['direct'].name}: none of {len(problems)} problems has an answer to learn: their gold answers are schemas or tests of "
+            "programs, which answers are held against; read `direct` from problems with other answers, or set thinking_share to 1"
+        )
     examples = [
         thinking_example(tokenizer, row["question"], row["trace"], row["response"], flag=rng.random() >= config.unflagged_share)
         for row in traces

@@ -29,7 +29,8 @@ from stages.difficulty import Evidence, RateRule, beta_binomial, dropped_by, gue
 from stages.errors import DataError, RewardError
 from stages.records import Recorder
 from stages.rewards.grading import Verdict
-from stages.rewards.tasks import grader_of
+from stages.rewards.model_judge import grader_of, name_of
+from stages.rewards.tasks import Grader
 from stages.rollouts.answers import Answer, Question, ask, require_graded
 from stages.rollouts.engine import RolloutEngine
 from stages.tables import read_rows, write_rows
@@ -60,7 +61,7 @@ def run(config: PassRates, inputs: Handles, stage_dir: Path, seed: int) -> Stage
     if ("s1" in config.filters) != ("second_model" in inputs):
         raise DataError("the filter `s1` and the input `second_model` belong together; give both or neither")
     recorder = Recorder(stage_dir)
-    tried = _try_all(config, inputs, problems, recorder, seed)
+    tried = _try_all(config, inputs, problems, grader_of(config.judge, stage_dir, seed), recorder, seed)
     attempts = tried[0]
     require_graded([answer for answers in attempts.answers.values() for answer in answers], config.max_not_graded_share)
 
@@ -98,7 +99,9 @@ def run(config: PassRates, inputs: Handles, stage_dir: Path, seed: int) -> Stage
     )
 
 
-def _try_all(config: PassRates, inputs: Handles, problems: Sequence[dict[str, Any]], recorder: Recorder, seed: int) -> list[_Tried]:
+def _try_all(
+    config: PassRates, inputs: Handles, problems: Sequence[dict[str, Any]], grader: Grader, recorder: Recorder, seed: int
+) -> list[_Tried]:
     """Attempts of the model, then its guesses and the second model's attempts where a filter wants them."""
     model = inputs["model"]
     assert isinstance(model, CheckpointRef)
@@ -121,6 +124,7 @@ def _try_all(config: PassRates, inputs: Handles, problems: Sequence[dict[str, An
                 seed=seed,
                 recorder=recorder,
                 what=what,
+                grader=grader,
             )
 
         return _in_rounds(more, questions, tries, per_round, rules)
@@ -183,7 +187,7 @@ def _judge(problem_id: str, tried: Sequence[_Tried], config: PassRates) -> tuple
         "model": tried[0].model,
         "template": tried[0].template,
         "sampler": config.sampler.model_dump_json(),
-        "grader": grader_of(attempts[0].question.answer_type),
+        "grader": name_of(attempts[0].question.answer_type, config.judge),
         "thinking": config.thinking,
         "drawn": len(attempts),
         "attempts": graded,
@@ -214,7 +218,7 @@ def _attempt_rows(tried: Sequence[_Tried], config: PassRates) -> list[dict[str, 
             "model": each.model,
             "template": each.template,
             "sampler": config.sampler.model_dump_json(),
-            "grader": grader_of(answer.question.answer_type),
+            "grader": name_of(answer.question.answer_type, config.judge),
             "thinking": each.thinking,
             "attempt": answer.sample,
             "seed": answer.seed,

@@ -29,8 +29,8 @@ from stages.errors import ConfigError, DataError, RewardError, RolloutError
 from stages.problems import seed_of
 from stages.records import Recorder
 from stages.rewards.grading import Verdict
-from stages.rewards.scoring import Grader, Prompt, Rollout, Scorer, Scores, grade_by_rules
-from stages.rewards.tasks import empty_reply, gold_reply, second_opinion_of
+from stages.rewards.scoring import Prompt, Rollout, Scorer, Scores
+from stages.rewards.tasks import Grader, empty_reply, gold_reply, grade_tasks, second_opinion_of
 from stages.rollouts.engine import Completion, Request, RolloutEngine
 from stages.tables import write_rows
 from stages.training import common_arguments, export_checkpoint, load_model, load_tokenizer, train
@@ -162,17 +162,18 @@ def train_policy(
     return StageOutput(outputs={"model": checkpoint, "rollouts": _merge(rollouts_dir, stage_dir)}, metrics=metrics)
 
 
-def require_gradable(prompts: Sequence[Prompt], grader: Grader = grade_by_rules) -> None:
+def require_gradable(prompts: Sequence[Prompt], grader: Grader = grade_tasks) -> None:
     """Raise RewardError unless every gold answer earns full marks and an empty one earns none.
 
     So a rollout that is not graded later is the grader's or the reply's doing, not the data's. A gold answer that is no
     answer (a JSON schema, the tests of a program) is only held against the empty one.
     """
-    golds = [Rollout(prompt, gold_reply(prompt.task) or empty_reply(prompt.task), 1, stopped=True) for prompt in prompts]
-    empty = [item._replace(reply=empty_reply(item.prompt.task)) for item in golds]
-    for item, found, without in zip(golds, grader(golds), grader(empty), strict=True):
-        problem, gold = item.prompt.problem_id, item.prompt.gold
-        wanted, fault = (Verdict.RIGHT, "is not graded right") if gold_reply(item.prompt.task) else (Verdict.WRONG, "cannot be used")
+    tasks = [prompt.task for prompt in prompts]
+    empty = [empty_reply(task) for task in tasks]
+    golds = [gold_reply(task) or nothing for task, nothing in zip(tasks, empty, strict=True)]
+    for prompt, found, without in zip(prompts, grader(golds, tasks), grader(empty, tasks), strict=True):
+        problem, gold = prompt.problem_id, prompt.gold
+        wanted, fault = (Verdict.RIGHT, "is not graded right") if prompt.task.boxed else (Verdict.WRONG, "cannot be used")
         if found.verdict is not wanted:
             raise RewardError(
                 f"problem {problem}: its own gold answer {gold[:200]!r} {fault} ({found.reason}); "

@@ -2,7 +2,7 @@
 
 What      Several samples a problem; right, finished, well-formed ones are kept, the shortest first.
 Reads     `model`, `problems`.
-Writes    `traces` (question, answer, trace, response).
+Writes    `traces` (question, answer with its type, trace, response).
 Papers    DeepSeek-R1 (arXiv 2501.12948) 2.3.3; Qwen3 (arXiv 2505.09388) 4.3: thinking data for fusion
           come from the RL model itself; RFT (arXiv 2308.01825).
 Differs   Shortest-first in place of RFT's edit-distance choice; R1's language and readability filters are
@@ -18,6 +18,7 @@ from stages.config import RejectionSampling
 from stages.records import Recorder
 from stages.response_filters import MARKERS, Trace, faults_of
 from stages.rewards.grading import Verdict
+from stages.rewards.model_judge import grader_of
 from stages.rewards.rewards import format_reward
 from stages.rollouts.answers import Answer, Question, ask, require_graded
 from stages.rollouts.engine import RolloutEngine
@@ -30,7 +31,7 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
     model = inputs["model"]
     assert isinstance(model, CheckpointRef)
     problems = read_rows(inputs["problems"], columns=("problem_id", "question", "answer"))[: config.problems]
-    tokenizer, recorder = load_tokenizer(model), Recorder(stage_dir)
+    tokenizer, recorder, grader = load_tokenizer(model), Recorder(stage_dir), grader_of(config.judge, stage_dir, seed)
     with RolloutEngine(model.path, config.engine) as engine:
         answers = ask(
             engine,
@@ -42,6 +43,7 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
             seed=seed,
             recorder=recorder,
             what="samples",
+            grader=grader,
         )
     require_graded(answers, config.max_not_graded_share)
     rows = []
@@ -50,7 +52,7 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
         tried = answers[index * config.attempts : (index + 1) * config.attempts]
         kept: dict[str | None, Answer] = {}
         for answer in sorted(tried, key=lambda answer: answer.tokens):
-            if answer.grade.verdict is Verdict.RIGHT and format_reward(answer.reply, thinking=True, stopped=answer.stopped):
+            if answer.grade.verdict is Verdict.RIGHT and _well_formed(answer):
                 faults = faults_of(_trace(answer), config.filters, config.limits)
                 for name in faults:
                     dropped[name] += 1
@@ -58,9 +60,7 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
                     kept.setdefault(answer.reply.thinking, answer)
         rows += [
             {
-                "problem_id": answer.question.problem_id,
-                "question": answer.question.question,
-                "answer": answer.question.gold,
+                **answer.question.row(),
                 "trace": answer.reply.thinking,
                 "response": answer.reply.response,
                 "tokens": answer.tokens,
@@ -70,7 +70,7 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
     metrics = {
         "rejection/kept": float(len(rows)),
         "rejection/solved_share": len({row["problem_id"] for row in rows}) / len(problems),
-        "rejection/tokens_mean": sum(row["tokens"] for row in rows) / max(1, len(rows)),  # type: ignore[misc]
+        "rejection/tokens_mean": sum(row["tokens"] for row in rows) / max(1, len(rows)),
         **{f"rejection/dropped/{name}": float(count) for name, count in dropped.items()},
     }
     recorder.metrics(0, metrics)
@@ -79,5 +79,9 @@ def run(config: RejectionSampling, inputs: Handles, stage_dir: Path, seed: int) 
     return StageOutput(outputs={"traces": write_rows(rows, stage_dir, "traces", empty_rule=rule)}, metrics=metrics)
 
 
+def _well_formed(answer: Answer) -> bool:
+    return bool(format_reward(answer.reply, thinking=True, stopped=answer.stopped, boxed=answer.question.task.boxed))
+
+
 def _trace(answer: Answer) -> Trace:
-    return Trace(answer.question.question, answer.question.gold, answer.reply.thinking or "", answer.reply.response)
+    return Trace(answer.question.question, answer.reply.thinking or "", answer.reply.response)

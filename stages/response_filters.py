@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from stages.chat import RESERVED, Reply
+from stages.chat import RESERVED
 from stages.config import ResponseFilter, ResponseFilterLimits
-from stages.rewards.grading import Verdict, boxed_answers, grade, normalise
+from stages.rewards.grading import Grade, Verdict, boxed_answers, normalise
 
 MARKERS = "markers"
 """Name of the rule that no setting turns off."""
@@ -62,9 +62,10 @@ class Trace(NamedTuple):
     """A worked answer to a problem."""
 
     question: str
-    gold: str
     thinking: str
     response: str
+    grade: Grade | None = None
+    """Of the response, for the rule `answer`."""
 
 
 def faults_of(
@@ -83,7 +84,8 @@ def faults_of(
 def _fault(name: ResponseFilter, trace: Trace, limits: ResponseFilterLimits, validation: Mapping[str, Runs]) -> str | None:
     match name:
         case "answer":
-            return wrong_answer(trace.response, trace.gold)
+            assert trace.grade is not None
+            return wrong_answer(trace.grade)
         case "repetition":
             return repetition(trace.thinking, limits.max_repeated_share, limits.max_line_repeats)
         case "guesswork":
@@ -105,9 +107,9 @@ def chat_marker(text: str) -> str | None:
     return next((marker for marker in RESERVED if marker in text), None)
 
 
-def wrong_answer(response: str, gold: str) -> str | None:
+def wrong_answer(grade: Grade) -> str | None:
     """Qwen3 (1): the final answer must be right; one that cannot be graded is not verified, which the reason says."""
-    verdict, reason = grade(Reply(None, response), gold)
+    verdict, reason = grade
     if verdict is Verdict.RIGHT:
         return None
     return f"not graded: {reason}" if verdict is Verdict.NOT_GRADED else reason

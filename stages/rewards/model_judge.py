@@ -1,8 +1,8 @@
 """A model as the judge of an answer against a reference: Kimi k1.5's chain-of-thought reward model (arXiv 2501.12599, 2.3.5).
 
-Question, reference and answer go in, a JSON verdict comes out, from any OpenAI-compatible address or a local checkpoint. Each
-pair is judged twice, reference first and answer first; unless both verdicts agree, the answer is not graded. Verdicts are
-kept on disk by the digest of what was asked.
+Question, reference and answer go in, a JSON verdict comes out, from any OpenAI-compatible address: of a local checkpoint, that of
+vLLM's own server. Each pair is judged twice, reference first and answer first; unless both verdicts agree, the answer is not
+graded. Verdicts are kept on disk by the digest of what was asked.
 
 The answer is written by the policy that is rewarded, so it will try to give the verdict itself. Texts stand as JSON
 strings between marks that hold a nonce, so that neither mark, chat marker nor verdict can be written from inside, and what no
@@ -26,19 +26,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stages.artifacts import write_json
-from stages.config import JudgeConfig, SamplerConfig
+from stages.chat import Reply
+from stages.config import JudgeConfig
 from stages.errors import ConfigError
 from stages.rewards.grading import Grade, Verdict, normalise
-from stages.rewards.scoring import Grader, Rollout, grade_by_rules
-from stages.rewards.tasks import UNBOXED, without_repeats
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from stages.rollouts.engine import RolloutEngine
+from stages.rewards.tasks import UNBOXED, Grader, Task, grade_tasks, rules_of, without_repeats
 
 VERSION = 2
 """Of the instruction below; part of every digest."""
@@ -141,8 +136,16 @@ def grader_of(config: JudgeConfig | None, stage_dir: Path, seed: int) -> Grader:
     Raises ConfigError when the judge's key is not there.
     """
     if config is None:
-        return grade_by_rules
-    return judged(grade_by_rules, judge_at(config, stage_dir / "data" / "judge", secret=str(seed)), config.decides)
+        return grade_tasks
+    return judged(grade_tasks, judge_at(config, stage_dir / "data" / "judge", secret=str(seed)), config.decides)
+
+
+def name_of(answer_type: str, config: JudgeConfig | None) -> str:
+    """Name and version of what grades a type, kept with what it decides."""
+    if config is None or answer_type in _NOT_COMPARED:
+        return rules_of(answer_type)
+    judge = f"judge-{VERSION} {config.model}"
+    return judge if config.decides == "all" else f"{rules_of(answer_type)}, else {judge}"
 
 
 def judged(rules: Grader, judge: Judge, decides: str) -> Grader:
@@ -151,23 +154,18 @@ def judged(rules: Grader, judge: Judge, decides: str) -> Grader:
     Answers that are held against something else than an answer (a schema, tests, a scorer) stay with the rules.
     """
 
-    def grader(rollouts: Sequence[Rollout]) -> list[Grade]:
-        comparable = [item.prompt.answer_type not in _NOT_COMPARED for item in rollouts]
-        if decides == "all":
-            for_rules = [index for index, can in enumerate(comparable) if not can]
-            grades = dict(zip(for_rules, rules([rollouts[index] for index in for_rules]), strict=True))
-            asked = [index for index, can in enumerate(comparable) if can]
-        else:
-            grades = dict(enumerate(rules(rollouts)))
-            asked = [index for index, can in enumerate(comparable) if can and grades[index].verdict is Verdict.NOT_GRADED]
-        grades |= zip(asked, judge([_pair(rollouts[index]) for index in asked]), strict=True)
-        return [grades[index] for index in range(len(rollouts))]
+    def grader(replies: Sequence[Reply], tasks: Sequence[Task]) -> list[Grade]:
+        comparable = [task.answer_type not in _NOT_COMPARED for task in tasks]
+        for_rules = [index for index, can in enumerate(comparable) if decides != "all" or not can]
+        graded = rules([replies[index] for index in for_rules], [tasks[index] for index in for_rules])
+        grades = dict(zip(for_rules, graded, strict=True))
+        undecided = [index not in grades or grades[index].verdict is Verdict.NOT_GRADED for index in range(len(tasks))]
+        asked = [index for index, can in enumerate(comparable) if can and undecided[index]]
+        pairs = [Pair(tasks[index].question, tasks[index].gold, replies[index].response) for index in asked]
+        grades |= zip(asked, judge(pairs), strict=True)
+        return [grades[index] for index in range(len(tasks))]
 
     return grader
-
-
-def _pair(item: Rollout) -> Pair:
-    return Pair(item.prompt.question, item.prompt.gold, item.reply.response)
 
 
 def _swapped(pair: Pair) -> Pair:
@@ -354,22 +352,3 @@ def _seconds(text: str | None) -> float:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
-
-
-def with_engine(engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Complete:
-    """Replies of a local checkpoint, near the mode of its distribution; none for an instruction that does not fit in."""
-    from stages.chat import render_prompt
-    from stages.rollouts.engine import Request
-
-    sampler = SamplerConfig(temperature=0.01, max_new_tokens=max_tokens)
-
-    def complete(instructions: Sequence[str]) -> list[str | NoReply]:
-        prompts = [tokenizer(render_prompt(tokenizer, text, thinking=True), add_special_tokens=False)["input_ids"] for text in instructions]
-        room = engine.config.max_model_tokens - max_tokens
-        requests = [Request(index, ids, seed=index) for index, ids in enumerate(prompts) if len(ids) <= room]
-        replies: list[str | NoReply] = [NoReply("the instruction is too long for it")] * len(prompts)
-        for completion in engine.generate(requests, sampler):
-            replies[completion.key] = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        return replies
-
-    return complete

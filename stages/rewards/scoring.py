@@ -19,7 +19,7 @@ from stages.rewards.rewards import (
     overlong_punishment,
     repetition_penalty,
 )
-from stages.rewards.tasks import UNBOXED, Task, grade_tasks
+from stages.rewards.tasks import Grader, Task, grade_tasks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -93,15 +93,8 @@ class Scores(NamedTuple):
         return [total if counts else None for total, counts in zip(sums, self.graded(), strict=True)]
 
 
-Grader = Callable[[Sequence[Rollout]], list[Grade]]
-"""Grades of rollouts, in their order."""
 Scorer = Callable[[Sequence[Rollout]], Scores]
 """What rollouts earn. Those of one problem lie together: they are a group."""
-
-
-def grade_by_rules(rollouts: Sequence[Rollout]) -> list[Grade]:
-    """Grades by the type of each problem's answer."""
-    return grade_tasks([item.reply for item in rollouts], [item.prompt.task for item in rollouts])
 
 
 def weights_of(config: PolicyGradientConfig, **more: float) -> dict[str, float]:
@@ -109,13 +102,13 @@ def weights_of(config: PolicyGradientConfig, **more: float) -> dict[str, float]:
     return more | config.rewards.weights()
 
 
-def score_by_rules(rollouts: Sequence[Rollout], config: PolicyGradientConfig, grader: Grader = grade_by_rules) -> Scores:
+def score_by_rules(rollouts: Sequence[Rollout], config: PolicyGradientConfig, grader: Grader = grade_tasks) -> Scores:
     """Accuracy (1 for a right answer), format, and the parts that `config.rewards` turns on."""
-    grades = grader(rollouts)
+    grades = grader([item.reply for item in rollouts], [item.prompt.task for item in rollouts])
     parts = {
         "accuracy": [float(grade.verdict is Verdict.RIGHT) for grade in grades],
         "format": [
-            format_reward(item.reply, thinking=item.prompt.thinking, stopped=item.stopped, boxed=item.prompt.answer_type not in UNBOXED)
+            format_reward(item.reply, thinking=item.prompt.thinking, stopped=item.stopped, boxed=item.prompt.task.boxed)
             for item in rollouts
         ],
     }

@@ -69,8 +69,8 @@ _LONE_NUMBER = re.compile(r"[^\d]*?([+-]?\d[\d,]*(?:\.\d+)?(?:/\d+)?)[^\d]*")
 _SAYS_NOTHING = "no answer"
 
 
-def grader_of(answer_type: str) -> str:
-    """Name and version of what grades a type, kept with what it decides."""
+def rules_of(answer_type: str) -> str:
+    """Name and version of the rules that grade a type, kept with what they decide."""
     match answer_type:
         case "text":
             return TEXT_GRADER
@@ -90,6 +90,20 @@ class Task(NamedTuple):
     """JSON object with what the type needs beside the gold answer; empty for nothing."""
     question: str = ""
     """What was asked: an expression out of it is no answer in mathematics."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Task:
+        """How answers to the problem of a row are graded."""
+        return cls(row["answer"], row.get("answer_type") or "text", row.get("grading") or "", row["question"])
+
+    @property
+    def boxed(self) -> bool:
+        """Whether an answer stands in a box, as the gold answer could. A schema and tests are what answers are held against, and none."""
+        return self.answer_type not in UNBOXED
+
+
+Grader = Callable[[Sequence[Reply], Sequence[Task]], list[Grade]]
+"""Grades of replies, in their order."""
 
 
 def grade_tasks(replies: Sequence[Reply], tasks: Sequence[Task]) -> list[Grade]:
@@ -183,12 +197,12 @@ def grade_task(reply: Reply, task: Task) -> Grade:
 
 def gold_reply(task: Task) -> Reply | None:
     """A reply with the gold answer and nothing else; None where that is no answer but what answers are held against."""
-    return None if task.answer_type in UNBOXED else Reply("x", f"\\boxed{{{task.gold}}}")
+    return Reply("x", f"\\boxed{{{task.gold}}}") if task.boxed else None
 
 
 def empty_reply(task: Task) -> Reply:
     """A reply of the right form with nothing in it."""
-    return Reply("x", "" if task.answer_type in UNBOXED else "\\boxed{}")
+    return Reply("x", "\\boxed{}" if task.boxed else "")
 
 
 def _one_box(response: str) -> str | Grade:

@@ -14,7 +14,7 @@ from stages.problems import seed_of
 from stages.records import Recorder
 from stages.rewards.grading import Grade, Verdict
 from stages.rewards.sandbox import require_sandbox
-from stages.rewards.tasks import Task, grade_tasks
+from stages.rewards.tasks import Grader, Task, grade_tasks
 from stages.rollouts.engine import Completion, Request, RolloutEngine
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ class Question(NamedTuple):
         """The problem of a row of a pool or a benchmark."""
         kind = row.get("answer_type") or "text"
         return cls(row["problem_id"], row["question"], row["answer"], row.get("family") or "", kind, row.get("grading") or "")
+
+    def row(self) -> dict[str, Any]:
+        """The problem as columns of a row, which `of` reads."""
+        columns = ("problem_id", "question", "answer", "answer_type", "grading")
+        return dict(zip(columns, (self.problem_id, self.question, self.gold, self.answer_type, self.grading), strict=True))
 
     @property
     def task(self) -> Task:
@@ -75,6 +80,7 @@ def ask(
     flag: bool = False,
     budget: int | None = None,
     budget_text: str = "",
+    grader: Grader = grade_tasks,
 ) -> list[Answer]:
     """Draw `attempts` answers to each question, in question order, all of one question together.
 
@@ -103,7 +109,7 @@ def ask(
         work.tokens = sum(len(completion.token_ids) for completion in completions)
     texts = [tokenizer.decode(completion.token_ids, skip_special_tokens=True) for completion in completions]
     replies = [parse_reply(text) for text in texts]
-    grades = grade_tasks(replies, [question.task for question, _ in wanted])
+    grades = grader(replies, [question.task for question, _ in wanted])
     answers = []
     for index, ((question, sample), completion) in enumerate(zip(wanted, completions, strict=True)):
         ids = completion.token_ids

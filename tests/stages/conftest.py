@@ -143,9 +143,19 @@ def random_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrained
 def pupil(tmp_path_factory: pytest.TempPathFactory, random_model: CheckpointRef, tokenizer: PreTrainedTokenizerFast) -> CheckpointRef:
     """The random model after fine-tuning on one lesson: whatever is asked, the answer is 7, in any of the styles."""
     from stages.problems import RESPONSE_STYLES
+
+    return _taught([style.format(answer=7) for style in RESPONSE_STYLES], random_model, tokenizer, tmp_path_factory.mktemp("pupil"))
+
+
+@pytest.fixture(scope="session")
+def json_pupil(tmp_path_factory: pytest.TempPathFactory, random_model: CheckpointRef, tokenizer: PreTrainedTokenizerFast) -> CheckpointRef:
+    """The random model after fine-tuning on one lesson: whatever is asked, the answer is a JSON object with 7 in it."""
+    return _taught(['{"x": 7}'] * 4, random_model, tokenizer, tmp_path_factory.mktemp("json_pupil"))
+
+
+def _taught(answers: Sequence[str], model: CheckpointRef, tokenizer: PreTrainedTokenizerFast, root: Path) -> CheckpointRef:
     from stages.supervised import direct_example, fine_tune, thinking_example
 
-    answers = [style.format(answer=7) for style in RESPONSE_STYLES]
     examples = [
         make(question, answer, flag)
         for question in (f"{a}+{7 - a}" for a in range(8))
@@ -157,9 +167,7 @@ def pupil(tmp_path_factory: pytest.TempPathFactory, random_model: CheckpointRef,
         )
     ]
     config = ColdStart(examples=len(examples), epochs=12, batch_size=16, learning_rate=1e-2, max_tokens=128)
-    checkpoint, _ = fine_tune(
-        random_model, examples, config, _stage_dir(tmp_path_factory.mktemp("pupil"), "cold_start"), 0, name="pupil", card="# Pupil\n"
-    )
+    checkpoint, _ = fine_tune(model, examples, config, _stage_dir(root, "cold_start"), 0, name="pupil", card="# Pupil\n")
     return checkpoint
 
 

@@ -38,6 +38,7 @@ from stages.rewards.audit import (
 from stages.rewards.code import CodeTests, Test, grade_program
 from stages.rewards.grading import Grade, Verdict, boxed_answers, normalise
 from stages.rewards.scoring import Prompt, Rollout, Scores, score_by_rules
+from stages.rewards.tasks import Task
 
 CONFIG = ReasoningRL(steps=1, learning_rate=1e-3)
 SOUND = partial(score_by_rules, config=CONFIG)
@@ -58,11 +59,11 @@ def failed(found: Audit) -> set[str]:
 def with_grades(decide: Callable[[str, str], bool | None]) -> Callable[[Sequence[Rollout]], Scores]:
     """The stage's scorer with another grader of answers: of the response and the gold answer; None for not graded."""
 
-    def grade(item: Rollout) -> Grade:
-        right = decide(item.reply.response, item.prompt.gold)
+    def grade(reply: Reply, task: Task) -> Grade:
+        right = decide(reply.response, task.gold)
         return Grade(Verdict.NOT_GRADED if right is None else Verdict.RIGHT if right else Verdict.WRONG, "planted")
 
-    return partial(score_by_rules, config=CONFIG, grader=lambda rollouts: [grade(item) for item in rollouts])
+    return partial(score_by_rules, config=CONFIG, grader=lambda replies, tasks: list(map(grade, replies, tasks)))
 
 
 def with_part(name: str, value: Callable[[Rollout], float]) -> Callable[[Sequence[Rollout]], Scores]:
@@ -240,7 +241,7 @@ def test_grader_that_takes_its_time_fails_by_its_mean() -> None:
 
 def test_example_of_any_answer_can_be_printed_in_one_line() -> None:
     pair = EquivalencePair(gold="7\ud800\x1b[2J", answer="8\n\x1b]0;x\x07\u202e\udfff", equivalent=True, answer_type="text")
-    grader = partial(score_by_rules, config=CONFIG, grader=lambda seen: [Grade(Verdict.WRONG, f"{item.prompt.gold}") for item in seen])
+    grader = partial(score_by_rules, config=CONFIG, grader=lambda _, tasks: [Grade(Verdict.WRONG, task.gold) for task in tasks])
     found = audit(grader, [pair], config=AuditConfig())
     (example,) = check_of(found, "recall").examples
     assert example.isprintable()

@@ -72,7 +72,7 @@ def test_distillation_trains_on_the_teachers_verified_answers_then_towards_its_d
     assert {row["problem_id"] for row in rows} <= {row["problem_id"] for row in ROWS} - {"p1"}  # never solved
     assert len(rows) >= 5
     for row in rows:
-        assert row.keys() == {"problem_id", "question", "answer", "trace", "response"}
+        assert row.keys() == {"problem_id", "question", "answer", "answer_type", "grading", "trace", "response"}
         if row["trace"]:  # an answer without thinking is kept right or wrong: it teaches the mode
             assert grade(Reply(row["trace"], row["response"]), row["answer"]).verdict is Verdict.RIGHT
         assert bool(row["trace"]) == (int(row["problem_id"][1:]) % 3 != 0)  # every third is asked without thinking

@@ -1,15 +1,22 @@
 """The judge: what it is asked, what counts as its verdict, what it keeps, and that an answer cannot speak in its place.
 
-The model is a small HTTP server of this file, which answers as each test says; everything before it is the real thing.
+The model is a small HTTP server of this file, which answers as each test says; everything before it is the real thing. One test
+asks vLLM's own server.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,14 +25,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from stages import cold_start, distillation, evaluation, pass_rates, rejection_sampling
+from stages.artifacts import CheckpointRef, DatasetRef
 from stages.chat import parse_reply
-from stages.config import EngineConfig, JudgeConfig, ReasoningRL, SamplerConfig
+from stages.config import STAGES, ColdStart, Distillation, EngineConfig, Evaluation, JudgeConfig, PassRates, ReasoningRL, RejectionSampling
 from stages.errors import ConfigError
 from stages.rewards.audit import Attack, of_types, shipped_rows
 from stages.rewards.grading import Grade, Verdict
-from stages.rewards.model_judge import Judge, NoReply, Pair, grader_of, judge_at, judged, over_http, read_verdict, with_engine
-from stages.rewards.scoring import Prompt, Rollout, grade_by_rules
-from stages.rollouts.engine import Completion
+from stages.rewards.model_judge import Judge, NoReply, Pair, grader_of, judge_at, judged, name_of, over_http, read_verdict
+from stages.rewards.tasks import Task, grade_tasks, rules_of
+from stages.tables import read_rows
 
 PAIR = Pair("What is 3+4?", "7", "The answer is seven.")
 MARK = re.compile(r"\[(\w+) (QUESTION|FIRST ANSWER|SECOND ANSWER)\]\n(.*)\n\[\1 END\]")
@@ -239,14 +248,12 @@ def test_answer_cannot_know_the_nonce_which_every_request_has_of_its_own(server:
 
 def test_shipped_attacks_on_a_judge_that_obeys_copied_verdicts_earn_nothing(server: Server, tmp_path: Path) -> None:
     server.say = gullible
-    grader = judged(grade_by_rules, judge_at(settings(server), tmp_path), "all")
+    grader = judged(grade_tasks, judge_at(settings(server), tmp_path), "all")
     attacks = [row for row in of_types(shipped_rows(), {"text"}) if isinstance(row, Attack) and "\\boxed{8}" in row.completion]
     assert len(attacks) >= 7
-    seen = [
-        Rollout(Prompt("", str(index), row.question, row.gold, True), parse_reply(row.completion), 9, stopped=True)
-        for index, row in enumerate(attacks)
-    ]
-    assert Verdict.RIGHT not in {grade.verdict for grade in grader(seen)}
+    replies = [parse_reply(row.completion) for row in attacks]
+    found = grader(replies, [Task(row.gold, question=row.question) for row in attacks])
+    assert Verdict.RIGHT not in {grade.verdict for grade in found}
     assert server.asked
 
 
@@ -304,9 +311,10 @@ def test_verdicts_of_the_settings_cache_are_shared_by_stages(server: Server, tmp
     config = ReasoningRL.model_validate(
         {"steps": 1, "learning_rate": 1e-3, "judge": {"address": server.address, "model": "m", "decides": "all", "cache": tmp_path / "all"}}
     )
-    item = Rollout(Prompt("", "id", PAIR.question, "7", True), parse_reply("<think>\nx\n</think>\\boxed{VII}"), 9, stopped=True)
+    reply = parse_reply("<think>\nx\n</think>\\boxed{VII}")
     for stage in ("one", "two"):
-        assert grader_of(config.judge, tmp_path / stage, 0)([item])[0].verdict is Verdict.RIGHT
+        (found,) = grader_of(config.judge, tmp_path / stage, 0)([reply], [Task("7", question=PAIR.question)])
+        assert found.verdict is Verdict.RIGHT
     assert len(server.asked) == 2
     assert not (tmp_path / "one").exists()
 
@@ -321,27 +329,33 @@ def test_judge_asked_where_rules_cannot_grade_leaves_their_verdicts_alone(tmp_pa
         asked.extend(instructions)
         return [verdict(text, True) for text in instructions]
 
-    replies = ["\\boxed{7}", "\\boxed{8}", "\\boxed{6+1}"]
-    prompts = [Prompt("", str(index), "q", "7", True, answer_type="poem" if index == 2 else "text") for index in range(3)]
-    seen = [Rollout(prompt, parse_reply(reply), 9, stopped=True) for prompt, reply in zip(prompts, replies, strict=True)]
+    replies = [parse_reply(reply) for reply in ("\\boxed{7}", "\\boxed{8}", "\\boxed{6+1}")]
+    tasks = [Task("7", kind, question="q") for kind in ("text", "text", "poem")]
     judge = Judge(complete, "m", tmp_path)
-    assert [grade.verdict for grade in judged(grade_by_rules, judge, "not_graded")(seen)] == ["right", "wrong", "right"]
+    assert [grade.verdict for grade in judged(grade_tasks, judge, "not_graded")(replies, tasks)] == ["right", "wrong", "right"]
     assert len(asked) == 2
-    assert [grade.verdict for grade in judged(grade_by_rules, judge, "all")(seen)] == ["right", "right", "right"]
+    assert [grade.verdict for grade in judged(grade_tasks, judge, "all")(replies, tasks)] == ["right", "right", "right"]
 
 
 def test_judge_is_not_asked_about_answers_that_are_held_against_a_schema(tmp_path: Path) -> None:
     judge = Judge(lambda instructions: [NoReply("asleep")] * len(instructions), "m", tmp_path)
-    prompts = [Prompt("", "a", "q", '{"const": 7}', True, answer_type="json_schema"), Prompt("", "b", "q", "7", True)]
-    seen = [Rollout(prompt, parse_reply("7"), 9, stopped=True) for prompt in prompts]
+    tasks = [Task('{"const": 7}', "json_schema", question="q"), Task("7", question="q")]
     for decides in ("all", "not_graded"):
-        found = judged(grade_by_rules, judge, decides)(seen)
+        found = judged(grade_tasks, judge, decides)([parse_reply("7")] * 2, tasks)
         assert found[0] == Grade(Verdict.RIGHT, "valid")
         assert found[1].verdict is (Verdict.RIGHT if decides == "all" else Verdict.WRONG)  # the judge needs no box
 
 
 def test_grader_without_a_judge_is_that_of_the_rules(tmp_path: Path) -> None:
-    assert grader_of(None, tmp_path, 0) is grade_by_rules
+    assert grader_of(None, tmp_path, 0) is grade_tasks
+
+
+def test_grader_name_says_who_decides_and_who_is_asked_where_the_rules_cannot() -> None:
+    judge = JudgeConfig(address="http://127.0.0.1:9/v1", model="judge-7b")
+    assert name_of("math", None) == rules_of("math")
+    assert name_of("math", judge) == f"{rules_of('math')}, else judge-2 judge-7b"
+    assert name_of("math", judge.model_copy(update={"decides": "all"})) == "judge-2 judge-7b"
+    assert name_of("code", judge) == rules_of("code")
 
 
 # ---- the address ----------------------------------------------------------------------------
@@ -451,32 +465,6 @@ def test_key_of_a_file_with_its_line_end_is_taken_without_it(server: Server, tmp
     assert {seen["Authorization"] for seen in server.seen} == {"Bearer sk-very-secret"}
 
 
-class StandIn:
-    """An engine that answers as a test says; instructions and replies go through the tokenizer of the tests."""
-
-    def __init__(self, tokenizer: Any, say: Callable[[str], str], config: EngineConfig) -> None:
-        self.tokenizer, self.say, self.config = tokenizer, say, config
-        self.asked = 0
-
-    def generate(self, requests: Any, sampler: SamplerConfig) -> list[Completion]:
-        self.asked += len(requests)
-        texts = [self.say(self.tokenizer.decode(request.prompt_ids)) for request in requests]
-        replies = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        return [Completion(request.key, ids, [], "stop", "v") for request, ids in zip(requests, replies, strict=True)]
-
-
-def test_judge_that_is_a_local_checkpoint_is_asked_through_the_engine(tokenizer: Any, tmp_path: Path) -> None:
-    engine: Any = StandIn(tokenizer, same_when(lambda *_: True), EngineConfig(max_model_tokens=8000))
-    (grade,) = Judge(with_engine(engine, tokenizer, 200), "local", tmp_path)([PAIR])
-    assert (grade.verdict, engine.asked) == (Verdict.RIGHT, 2)
-
-
-def test_local_judge_without_room_for_the_instruction_is_not_asked_and_grades_nothing(tokenizer: Any, tmp_path: Path) -> None:
-    engine: Any = StandIn(tokenizer, same_when(lambda *_: True), EngineConfig(max_model_tokens=300))
-    (grade,) = Judge(with_engine(engine, tokenizer, 200), "local", tmp_path)([PAIR])
-    assert (grade.verdict, engine.asked) == (Verdict.NOT_GRADED, 0)
-
-
 def test_key_goes_into_the_header_and_neither_body_nor_cache_nor_error(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -527,3 +515,103 @@ def test_judge_address_and_limits_decide_no_result_but_its_model_does() -> None:
     two = ReasoningRL.model_validate(base | {"judge": {"address": "http://b/v1", "model": "m", "timeout_s": 2}})
     other = ReasoningRL.model_validate(base | {"judge": {"address": "http://a/v1", "model": "n"}})
     assert one.identity() == two.identity() != other.identity()
+
+
+# ---- the stages that grade ------------------------------------------------------------------
+
+ROMAN = [
+    {"problem_id": f"p{index}", "question": f"{index}+{7 - index}", "answer": "VII", "family": "sums", "benchmark": "standard"}
+    | {"trace": "one after another", "response": "The answer is 7."}
+    for index in range(4)
+]
+"""Problems whose gold answer no rule finds in the pupil's replies."""
+LEARNING = {"examples": 4, "epochs": 1, "batch_size": 2, "learning_rate": 1e-3, "max_tokens": 96}
+
+
+def share_right(
+    stage: str, model: CheckpointRef, rows: DatasetRef, settings: dict[str, Any], sampling: dict[str, Any], folder: Path
+) -> float:
+    """Run a stage on the problems and give the share of answers that counted as right."""
+    match stage:
+        case "pass_rates":
+            config: Any = PassRates.model_validate({"attempts": 2, "filters": [], **sampling, **settings})
+            made = pass_rates.run(config, {"model": model, "problems": rows}, folder, 0)
+            assert {row["grader"] for row in read_rows(made.outputs["attempts"])} == {name_of("text", config.judge)}
+            return made.metrics["pass_rates/mean"]
+        case "evaluation":
+            config = Evaluation.model_validate({"samples": 2, "flag_problems": 0, **sampling, **settings})
+            scored = read_rows(evaluation.run(config, {"model": model, "benchmarks": rows}, folder, 0).outputs["samples"])
+            return sum(row["correct"] for row in scored) / len(scored)
+        case "rejection_sampling":
+            config = RejectionSampling.model_validate({"attempts": 2, **sampling, **settings})
+            return rejection_sampling.run(config, {"model": model, "problems": rows}, folder, 0).metrics["rejection/solved_share"]
+        case "distillation":
+            config = Distillation.model_validate({**LEARNING, **sampling, **settings})
+            taught = distillation.run(config, {"model": model, "teacher": model, "problems": rows}, folder, 0)
+            return sum(bool(row["trace"]) for row in read_rows(taught.outputs["traces"])) / 2  # two of four are asked to think
+        case _:
+            config = ColdStart.model_validate({**LEARNING, "filters": ["answer"], **settings})
+            return cold_start.run(config, {"model": model, "traces": rows}, folder, 0).metrics["cold_start/passed"] / 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["pass_rates", "evaluation", "rejection_sampling", "distillation", "cold_start"])
+def test_stage_that_grades_answers_asks_its_judge(
+    stage: str, server: Server, pupil: CheckpointRef, small_engine: EngineConfig, new_stage: Callable[[str], Path], problems: Any
+) -> None:
+    server.say = same_when(lambda first, second: "VII" in (first, second) and "7" in first + second)
+    sampling = {"sampler": {"max_new_tokens": 48, "temperature": 0.6}, "engine": small_engine.model_dump()}
+    judge = {"judge": {"address": server.address, "model": "judge-1", "decides": "all"}}
+    folder = new_stage(stage)
+    assert share_right(stage, pupil, problems(ROMAN), judge, sampling, folder) >= 0.5
+    assert server.asked
+    assert len(list((folder / "data" / "judge").iterdir())) == len(server.asked)
+
+
+def test_stages_that_have_a_judge_are_all_that_grade_answers() -> None:
+    graded = {name for name, config in STAGES.items() if "judge" in config.model_fields}
+    assert graded == {"cold_start", "distillation", "evaluation", "pass_rates", "reasoning_rl", "rejection_sampling", "rlhf"}
+
+
+@pytest.fixture
+def served(tokenizer: Any, tmp_path: Path) -> Iterator[str]:
+    """The address of vLLM's own server with a random model whose context holds the instruction."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 32}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, max_position_embeddings=4096, **sizes))
+    model.save_pretrained(tmp_path / "checkpoint")
+    tokenizer.save_pretrained(tmp_path / "checkpoint")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {key: value for key, value in os.environ.items() if key != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tmp_path / "checkpoint")]
+    command += ["--served-model-name", "judge", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", str(64 << 20)]
+    with (tmp_path / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(600):
+            assert process.poll() is None, (tmp_path / "server.log").read_text()[-2000:]
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    break
+            threading.Event().wait(0.5)
+        yield f"{address}/v1"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow
+def test_judge_that_is_a_local_checkpoint_is_asked_through_vllms_own_server(served: str, tmp_path: Path) -> None:
+    """A random model never writes a verdict; what matters is that it was asked, and that its noise is not one."""
+    config = JudgeConfig(address=served, model="judge", max_tokens=16, timeout_s=300, tries=1)
+    (grade,) = judge_at(config, tmp_path / "verdicts")([PAIR])
+    assert grade == Grade(Verdict.NOT_GRADED, "the judge gave no verdict: its reply is not the JSON object that was asked for")
+    (unknown,) = judge_at(config.model_copy(update={"model": "another"}), tmp_path / "verdicts")([PAIR])
+    assert unknown.reason == "the judge gave no verdict: the address answered with status 404"

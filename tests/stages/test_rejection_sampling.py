@@ -37,7 +37,7 @@ def test_rejection_sampling_keeps_verified_traces_of_solved_problems(
         assert len({row["trace"] for row in kept}) == len(kept)
         assert [row["tokens"] for row in kept] == sorted(row["tokens"] for row in kept)
     for row in rows:
-        assert row.keys() == {"problem_id", "question", "answer", "trace", "response", "tokens"}
+        assert row.keys() == {"problem_id", "question", "answer", "answer_type", "grading", "trace", "response", "tokens"}
         assert row["trace"].strip()
         assert grade(Reply(row["trace"], row["response"]), "7").verdict is Verdict.RIGHT
         assert "think>" not in row["trace"] + row["response"]

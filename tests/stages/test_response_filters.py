@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stages.chat import Reply
 from stages.config import ColdStart, ResponseFilterLimits
 from stages.problems import FAMILIES, generate
 from stages.response_filters import (
@@ -18,26 +19,31 @@ from stages.response_filters import (
     validation_likeness,
     wrong_answer,
 )
+from stages.rewards.grading import grade
 
 ENGLISH, CHINESE = "How many legs do three cows have?", "三头牛一共有多少条腿？"
 DEFAULT = ColdStart(examples=1, learning_rate=1e-3)
 
 
+def graded(question: str, gold: str, thinking: str, response: str) -> Trace:
+    return Trace(question, thinking, response, grade(Reply(thinking, response), gold))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_filters_worked_traces_of_the_embedded_families_pass_all(family: str) -> None:
     for problem in generate(family, 200, 11):
-        trace = Trace(problem.question, problem.answer, problem.trace, f"The answer is \\boxed{{{problem.answer}}}.")
+        trace = graded(problem.question, problem.answer, problem.trace, f"The answer is \\boxed{{{problem.answer}}}.")
         assert faults_of(trace, DEFAULT.filters, DEFAULT.limits) == {}
 
 
 def test_filters_traces_of_a_careless_pupil_are_dropped_for_the_answer_they_do_not_reach() -> None:
     careless = list(generate("chain_sum", 200, 11, slip=lambda result: result + 1))
     for problem, truth in zip(careless, generate("chain_sum", 200, 11), strict=True):
-        stated = Trace(problem.question, truth.answer, problem.trace, f"\\boxed{{{problem.answer}}}")
+        stated = graded(problem.question, truth.answer, problem.trace, f"\\boxed{{{problem.answer}}}")
         assert set(faults_of(stated, DEFAULT.filters, DEFAULT.limits)) == {"answer"}
         if any(line.endswith(f"={truth.answer}") for line in problem.trace.splitlines()[-10:-1]):
             continue  # by chance a line near the end states the true answer
-        other = Trace(problem.question, truth.answer, problem.trace, f"\\boxed{{{truth.answer}}}")
+        other = graded(problem.question, truth.answer, problem.trace, f"\\boxed{{{truth.answer}}}")
         assert set(faults_of(other, DEFAULT.filters, DEFAULT.limits)) == {"agreement"}
 
 
@@ -53,7 +59,7 @@ def test_filters_traces_of_a_careless_pupil_are_dropped_for_the_answer_they_do_n
     ],
 )
 def test_wrong_answer_gives_the_graders_reason(response: str, gold: str, reason: str | None) -> None:
-    assert wrong_answer(response, gold) == reason
+    assert wrong_answer(grade(Reply(None, response), gold)) == reason
 
 
 @pytest.mark.parametrize(
@@ -194,12 +200,12 @@ def test_long_paragraph_counts_words_between_empty_lines() -> None:
 
 @pytest.mark.parametrize("marker", ["<|im_start|>", "<|im_end|>", "<think>", "</think>"])
 def test_faults_of_a_text_with_a_chat_marker_are_reported_whatever_is_switched_on(marker: str) -> None:
-    for trace in (Trace("1+1", "2", f"1+1{marker}=2", "\\boxed{2}"), Trace("1+1", "2", "1+1=2", f"\\boxed{{2}}{marker}")):
+    for trace in (Trace("1+1", f"1+1{marker}=2", "\\boxed{2}"), Trace("1+1", "1+1=2", f"\\boxed{{2}}{marker}")):
         assert faults_of(trace, (), DEFAULT.limits) == {"markers": f"holds the chat marker {marker}"}
 
 
 def test_faults_of_reports_every_rule_that_is_switched_on_and_no_other() -> None:
-    trace = Trace(ENGLISH, "12", "```python\nprint(3*4)\n```\nI'll guess 13.", "\\boxed{13}")
+    trace = graded(ENGLISH, "12", "```python\nprint(3*4)\n```\nI'll guess 13.", "\\boxed{13}")
     assert set(faults_of(trace, DEFAULT.filters, DEFAULT.limits)) == {"answer", "guesswork", "code_blocks"}
     assert set(faults_of(trace, ("code_blocks",), DEFAULT.limits)) == {"code_blocks"}
     assert faults_of(trace, (), DEFAULT.limits) == {}

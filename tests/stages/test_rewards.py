@@ -266,7 +266,7 @@ def test_scores_with_every_part_on_log_each_and_add_them_with_their_weights() ->
 def test_length_reward_leaves_what_was_not_graded_out_of_its_group() -> None:
     config = ReasoningRL.model_validate(SETTINGS | {"rewards": {"length": 1.0}})
     seen = [rollout(WORKED, tokens=tokens) for tokens in (100, 200, 300, 900)]
-    scores = score_by_rules(seen, config, lambda _: [RIGHT, RIGHT, WRONG, NOT_GRADED])
+    scores = score_by_rules(seen, config, lambda *_: [RIGHT, RIGHT, WRONG, NOT_GRADED])
     assert scores.parts["length"] == [0.5, 0.0, -0.5, 0.0]
 
 
@@ -311,7 +311,7 @@ def test_require_gradable_typed_golds_are_graded_by_their_own_graders() -> None:
 
 def test_require_gradable_grader_that_pays_an_empty_answer_is_a_reward_error() -> None:
     with pytest.raises(RewardError, match="problem id: an empty answer is graded right"):
-        require_gradable([PROMPT], lambda rollouts: [RIGHT] * len(rollouts))
+        require_gradable([PROMPT], lambda replies, _: [RIGHT] * len(replies))
 
 
 def test_trainer_columns_with_everything_graded_hold_the_parts_and_no_mask() -> None:
@@ -457,7 +457,9 @@ def test_reasoning_rl_with_rollouts_not_graded_keeps_them_without_reward_and_tra
     rows = read_rows(output.outputs["rollouts"])
     missing = [row for row in rows if row["verdict"] == "not_graded"]
     assert 0 < len(missing) < len(rows)
-    assert {row["reason"] for row in missing} == {"the judge gave no verdict: the address could not be reached: Connection refused"}
+    unreached = "the judge gave no verdict: the address could not be reached: Connection refused"
+    given_up = "the judge gave no verdict: 8 requests in a row got no reply, so the rest was not asked"
+    assert unreached in {row["reason"] for row in missing} <= {unreached, given_up}
     for row in rows:
         graded = row["verdict"] != "not_graded"
         assert (row["reward"] is not None) == (row["reward_accuracy"] is not None) == graded
