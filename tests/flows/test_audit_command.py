@@ -153,13 +153,18 @@ def programs(recipe: Path) -> Path:
     return recipe
 
 
-@pytest.mark.parametrize("stage", ["reasoning_rl", "evaluation"])
-def test_host_without_a_judges_key_is_told_before_anything_runs_and_by_its_setting(
-    stage: str, recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("stage", ["pass_rates", "cold_start", "rejection_sampling", "rlhf", "distillation", "evaluation"])
+def test_host_without_the_key_of_any_stages_judge_is_told_by_its_setting(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     judge = f"{stage}.judge={{address: http://127.0.0.1:9/v1, model: m, key_variable: JUDGE_KEY}}"
-    with pytest.raises(ConfigError, match=rf"{stage}.*\.judge\.key_variable names JUDGE_KEY, which is not set"):
+    with pytest.raises(ConfigError, match=rf"{stage}\.judge\.key_variable names JUDGE_KEY, which is not set"):
+        require_host(load_recipe("tiny", [judge]).nodes)
+
+
+def test_host_without_a_judges_key_is_told_before_anything_runs_and_by_its_setting(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    judge = "reasoning_rl.judge={address: http://127.0.0.1:9/v1, model: m, key_variable: JUDGE_KEY}"
+    with pytest.raises(ConfigError, match=r"reasoning_rl\.judge\.key_variable names JUDGE_KEY, which is not set"):
         require_host(load_recipe(str(recipe), [judge]).nodes)
     result = posttrain("audit", str(recipe), "--set", judge, "--no-mlflow")
     assert result.exit_code == 2
