@@ -328,7 +328,8 @@ def _explain(name: str, kind: type[BaseModel], fault: dict[str, Any]) -> str:
             models = list(_models_in(owner.model_fields[part].annotation))
     key = ".".join(shown)
     if fault["type"] == "extra_forbidden":
-        return f"{key} = {fault['input']!r}: there is no such setting; {_nearest(shown[-1], known)}"
+        value = f" = {fault['input']!r}" if isinstance(fault["input"], int | float) else ""  # a text may be a key in the wrong place
+        return f"{key}{value}: there is no such setting; {_nearest(shown[-1], known)}"
     if fault["type"] == "missing":
         return f"{key}: this setting is needed; add it to the recipe, or --set {key}=..."
     rule = str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")

@@ -30,7 +30,9 @@ def exclusions(problems: list[dict[str, Any]], **settings: Any) -> dict[int, tup
     source = {"kind": "file", "path": "unused.jsonl"}
     config = Curation.model_validate({"sources": [source], "benchmarks": {"b": [source]}, "pools": {"rl": {"share": 1}}} | settings)
     rows = [
-        RawRow(0, None, "labelled", number, row["question"], row["answer"], None, "file", 0, row["question"])
+        RawRow(0, None, "labelled", number, row["question"], row["answer"], None, "file", 0, row["question"])._replace(
+            answer_type=row.get("answer_type", "text")
+        )
         for number, row in enumerate(problems, 1)
     ]
     with duckdb.connect(config={"threads": 1}) as database:
@@ -70,6 +72,18 @@ def test_exclusions_labelled_sample_precision_and_recall_hold() -> None:
 @pytest.mark.parametrize("answer", ["π", "∞", "½", "∅", "±", "<", "北京", "Москва", "αλήθεια", "²", "+", "\\emptyset"])
 def test_exclusions_answer_that_is_one_letter_or_sign_of_any_script_is_checkable(answer: str) -> None:
     assert exclusions([{"question": "Which is it?", "answer": answer}]) == {}
+
+
+def test_exclusions_answers_with_a_check_of_their_own_meet_no_rule_about_what_cannot_be_checked() -> None:
+    tests = json.dumps({"tests": [{"input": "one two three", "expected": " ".join(["word"] * 30)}]})
+    schema = json.dumps({"type": "object", "description": " ".join(["word"] * 30), "required": ["x"]})
+    for answer, answer_type in ((tests, "code"), (schema, "json_schema"), (" ".join(["word"] * 30), "reasoning_gym")):
+        question = "Write a program that prints the words. Also, find their number. Prove that it ends."
+        assert exclusions([{"question": question, "answer": answer, "answer_type": answer_type}]) == {}
+        assert exclusions([{"question": question, "answer": answer}]).keys() == {1}
+    guessed = "Is it so? Answer yes or no."
+    rows = [{"question": guessed, "answer": "x", "answer_type": kind} for kind in ("code", "json_schema", "reasoning_gym", "math")]
+    assert {number: rule for number, (rule, _) in exclusions(rows).items()} == dict.fromkeys((2, 3, 4), "true or false")
 
 
 @pytest.mark.parametrize("answer", ["", "-", "—", "…", "?", "$$", "« »", "N/A"])

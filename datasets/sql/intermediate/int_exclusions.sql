@@ -3,6 +3,8 @@
 -- questions of several parts and those without a checkable answer. How well the rules do on labelled
 -- problems: datasets/exclusions_labelled.jsonl, held by tests/sql/test_exclusions.py.
 -- A question that asks to draw, or asks twice, stays when its answer is one number: that can be checked.
+-- Programs are checked by their tests, JSON by its schema, reasoning-gym's problems by their scorers: no rule about what
+-- cannot be checked holds for them, and of programs none does, since tests are not passed by guessing.
 -- (RE2 knows no letters but ASCII ones in \w and \W, so the classes of Unicode are named.)
 -- Grain: one row per good training row that a rule met; of several rules the first counts.
 --   pool_order, row_number   as in stg_problems
@@ -32,6 +34,7 @@ found as (
     select
         pool_order,
         row_number,
+        answer_type,
         nullif(coalesce(
             nullif(regexp_extract(question, '(?s)(?:^|[\s{])\(?A\s?\)}?\s*\S.*?[\s{]\(?B\s?\)}?\s*\S.*?[\s{]\(?C\s?\)'), ''),
             nullif(regexp_extract(question, '(?s)(?:^|\n)\s*A\s?[.:]\s*\S.*?\n\s*B\s?[.:]\s*\S.*?\n\s*C\s?[.:]'), ''),
@@ -93,6 +96,9 @@ final as (
     select hits.pool_order, hits.row_number, hits.rule, substr(hits.evidence, 1, 200) as evidence
     from hits
     inner join excluded_kinds using (rule)
+    where
+        hits.answer_type <> 'code'
+        and not (hits.answer_type in ('json_schema', 'reasoning_gym') and hits.rule in ('proof', 'multi-part', 'no checkable answer'))
     qualify row_number() over (partition by hits.pool_order, hits.row_number order by excluded_kinds.place) = 1
 )
 
