@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from stages.artifacts import write_json
 from stages.chat import Reply
 from stages.config import JudgeConfig
-from stages.errors import ConfigError
+from stages.errors import ConfigError, RewardError
 from stages.rewards.grading import Grade, Verdict, normalise
 from stages.rewards.tasks import UNBOXED, Grader, Task, grade_tasks, rules_of, without_repeats
 
@@ -79,6 +79,8 @@ class NoReply(NamedTuple):
     why: str
 
 
+_PLAIN = Pair("What is 3+4?", "7", "seven")
+"""What a judge is asked before anything is sampled."""
 Complete = Callable[[Sequence[str]], list[str | NoReply]]
 """Replies to instructions, in their order."""
 
@@ -100,6 +102,15 @@ class Judge:
         orders = [order for pair, grade in zip(shortened, plain, strict=True) if grade is None for order in (pair, _swapped(pair))]
         verdicts = iter(self._verdicts(orders))
         return [_agreed(next(verdicts), next(verdicts)) if grade is None else grade for grade in plain]
+
+    def require(self) -> None:
+        """Raise RewardError unless it gives verdicts on a plain pair: better at once than after hours of sampling."""
+        for verdict in self._verdicts([_PLAIN, _swapped(_PLAIN)]):
+            if isinstance(verdict, NoReply):
+                raise RewardError(
+                    f"the judge {self._model} gives no verdict on whether {_PLAIN.reference} and {_PLAIN.answer} are the same: "
+                    f"{verdict.why}; start it, or mend judge.address, judge.model, judge.key_variable or judge.max_tokens"
+                )
 
     def _verdicts(self, orders: Sequence[Pair]) -> list[bool | NoReply]:
         """Whether the two answers of each are the same, in the order given; from the cache where it is there."""
@@ -133,11 +144,13 @@ class Judge:
 def grader_of(config: JudgeConfig | None, stage_dir: Path, seed: int) -> Grader:
     """The grader of a stage: the rules, with a judge when there is one. Its verdicts lie under the stage's folder.
 
-    Raises ConfigError when the judge's key is not there.
+    Raises ConfigError when the judge's key is not there, RewardError when it gives no verdict on a plain pair.
     """
     if config is None:
         return grade_tasks
-    return judged(grade_tasks, judge_at(config, stage_dir / "data" / "judge", secret=str(seed)), config.decides)
+    judge = judge_at(config, stage_dir / "data" / "judge", secret=str(seed))
+    judge.require()
+    return judged(grade_tasks, judge, config.decides)
 
 
 def name_of(answer_type: str, config: JudgeConfig | None) -> str:

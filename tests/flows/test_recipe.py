@@ -112,7 +112,7 @@ def test_override_of_a_model_and_of_the_evaluation_apply(small: str) -> None:
         ("cold_start.exampels=3", "cold_start.exampels = 3: there is no such setting; did you mean examples?"),
         ("cold_start.learning_rate=-1", "cold_start.learning_rate = -1: must be greater than 0"),
         ("second_rates.sampler.temprature=1", "second_rates.sampler.temprature = 1: there is no such setting; did you mean temperature?"),
-        ("evaluation.judge={address: http://a, model: m, key: sk-1}", "evaluation.judge.key: there is no such setting; known: address, cache"),
+        ("evaluation.judge={address: http://a, model: m, key: sk-1}", "evaluation.judge.key: there is no such setting; known: address"),
         ("curation.sources.0.sise=5", "curation.sources.0.sise = 5: there is no such setting; did you mean size?"),
         ("curation.sources.3.size=5", "curation.sources.3"),
         ("curation.pools.rl.share=0.9", "curation: pool shares add up to 1.4; the rule is at most 1"),

@@ -29,7 +29,7 @@ from stages import cold_start, distillation, evaluation, pass_rates, rejection_s
 from stages.artifacts import CheckpointRef, DatasetRef
 from stages.chat import parse_reply
 from stages.config import STAGES, ColdStart, Distillation, EngineConfig, Evaluation, JudgeConfig, PassRates, ReasoningRL, RejectionSampling
-from stages.errors import ConfigError
+from stages.errors import ConfigError, RewardError
 from stages.rewards.audit import Attack, of_types, shipped_rows
 from stages.rewards.grading import Grade, Verdict
 from stages.rewards.model_judge import Judge, NoReply, Pair, grader_of, judge_at, judged, name_of, over_http, read_verdict
@@ -315,7 +315,7 @@ def test_verdicts_of_the_settings_cache_are_shared_by_stages(server: Server, tmp
     for stage in ("one", "two"):
         (found,) = grader_of(config.judge, tmp_path / stage, 0)([reply], [Task("7", question=PAIR.question)])
         assert found.verdict is Verdict.RIGHT
-    assert len(server.asked) == 2
+    assert len(server.asked) == 4  # two about a plain pair at the start
     assert not (tmp_path / "one").exists()
 
 
@@ -559,7 +559,7 @@ def share_right(
 def test_stage_that_grades_answers_asks_its_judge(
     stage: str, server: Server, pupil: CheckpointRef, small_engine: EngineConfig, new_stage: Callable[[str], Path], problems: Any
 ) -> None:
-    server.say = same_when(lambda first, second: "VII" in (first, second) and "7" in first + second)
+    server.say = same_when(lambda first, second: "7" in first + second)
     sampling = {"sampler": {"max_new_tokens": 48, "temperature": 0.6}, "engine": small_engine.model_dump()}
     judge = {"judge": {"address": server.address, "model": "judge-1", "decides": "all"}}
     folder = new_stage(stage)
@@ -571,6 +571,26 @@ def test_stage_that_grades_answers_asks_its_judge(
 def test_stages_that_have_a_judge_are_all_that_grade_answers() -> None:
     graded = {name for name, config in STAGES.items() if "judge" in config.model_fields}
     assert graded == {"cold_start", "distillation", "evaluation", "pass_rates", "reasoning_rl", "rejection_sampling", "rlhf"}
+
+
+@pytest.mark.parametrize(
+    ("say", "status", "why"),
+    [
+        (lambda _: "Same.", 200, "its reply is not the JSON object that was asked for"),
+        (same_when(lambda *_: True), 404, "the address answered with status 404"),
+        (same_when(lambda *_: True), 401, "the address answered with status 401, so it wants a key"),
+    ],
+    ids=["no verdict", "another model", "no key"],
+)
+def test_judge_that_gives_no_verdict_on_a_plain_pair_is_refused_before_anything_is_sampled(
+    server: Server, tmp_path: Path, say: Callable[[str], str], status: int, why: str
+) -> None:
+    server.say, server.fail = say, [status] * 2 if status != 200 else []
+    with pytest.raises(
+        RewardError, match=rf"the judge judge-1 gives no verdict on whether 7 and seven are the same: {why}.*judge\.address"
+    ):
+        grader_of(settings(server, tries=1), tmp_path, 0)
+    assert len(server.asked) == 2
 
 
 @pytest.fixture

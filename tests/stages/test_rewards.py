@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -427,9 +431,35 @@ def test_tokens_of_a_rollout_not_graded_enter_neither_loss_nor_kl(build_trainer:
 # ---- a stage with a grader that fails -------------------------------------------------------
 
 
+class AsleepJudge(BaseHTTPRequestHandler):
+    """A judge that says the same of 7 and seven, and to everything else nothing."""
+
+    def do_POST(self) -> None:
+        instruction = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
+        nonce = re.findall(r'"nonce": "(\w+)"', instruction)[0]
+        verdict = json.dumps({"nonce": nonce, "analysis": "", "same": True})
+        body = json.dumps({"choices": [{"message": {"content": verdict}}]}).encode()
+        self.send_response(200 if '"seven"' in instruction else 500)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing on the terminal."""
+
+
 @pytest.fixture
-def with_dead_judge(small_engine: EngineConfig) -> dict[str, Any]:
-    """Settings of two steps in which only a bare right box is graded: for the rest a judge is asked at an address where nobody is."""
+def with_dead_judge(small_engine: EngineConfig) -> Iterator[dict[str, Any]]:
+    """Settings of two steps in which only a bare right box is graded: for the rest a judge is asked that answers no more."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), AsleepJudge) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield _settings_of_two_steps(small_engine, f"http://127.0.0.1:{server.server_address[1]}/v1")
+        server.shutdown()
+        thread.join()
+
+
+def _settings_of_two_steps(small_engine: EngineConfig, address: str) -> dict[str, Any]:
     return {
         "steps": 2,
         "prompts_per_step": 2,
@@ -439,7 +469,7 @@ def with_dead_judge(small_engine: EngineConfig) -> dict[str, Any]:
         "temperature": 1.5,
         "max_new_tokens": 40,
         "engine": small_engine.model_dump(),
-        "judge": {"address": "http://127.0.0.1:9/v1", "model": "m", "decides": "all", "tries": 1, "timeout_s": 2},
+        "judge": {"address": address, "model": "m", "decides": "all", "tries": 1},
         "audit": {"blocks": False},
     }
 
@@ -457,7 +487,7 @@ def test_reasoning_rl_with_rollouts_not_graded_keeps_them_without_reward_and_tra
     rows = read_rows(output.outputs["rollouts"])
     missing = [row for row in rows if row["verdict"] == "not_graded"]
     assert 0 < len(missing) < len(rows)
-    unreached = "the judge gave no verdict: the address could not be reached: Connection refused"
+    unreached = "the judge gave no verdict: the address answered with status 500"
     given_up = "the judge gave no verdict: 8 requests in a row got no reply, so the rest was not asked"
     assert unreached in {row["reason"] for row in missing} <= {unreached, given_up}
     for row in rows:
@@ -486,7 +516,7 @@ def test_reasoning_rl_past_its_share_of_rollouts_not_graded_stops_and_keeps_thei
 
 
 @pytest.mark.slow
-def test_reasoning_rl_with_a_judge_that_cannot_be_reached_is_refused_by_the_audit(
+def test_reasoning_rl_with_a_judge_that_answers_no_more_is_refused_by_the_audit(
     pupil: CheckpointRef, new_stage: Callable[[str], Path], problems: Any, with_dead_judge: dict[str, Any]
 ) -> None:
     with pytest.raises(RewardError, match=r"reasoning_rl: the audit of its rewards failed.*\n"):
