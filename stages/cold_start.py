@@ -91,7 +91,7 @@ def _select(config: ColdStart, inputs: Handles, grader: Grader) -> tuple[list[di
     validation = likeness_runs(questions)
     used: list[dict[str, Any]] = []
     selection: list[dict[str, Any]] = []
-    responses = [_response(row, RESPONSE_STYLES[0]) for row in worked]
+    responses = [_response(row) for row in worked]
     for row, response, grade in zip(worked, responses, _grades(config, worked, responses, grader), strict=True):
         if response is None:
             faults = {RESPONSE: f"it has none, and its gold answer ({row['answer_type']}) is what answers are held against"}
@@ -114,9 +114,9 @@ def _select(config: ColdStart, inputs: Handles, grader: Grader) -> tuple[list[di
     return used, selection
 
 
-def _response(row: dict[str, Any], style: str) -> str | None:
+def _response(row: dict[str, Any]) -> str | None:
     """The row's own response, else its gold answer; None where that is no answer but what answers are held against."""
-    return row.get("response") or (style.format(answer=row["answer"]) if Task.of(row).boxed else None)
+    return row.get("response") or (RESPONSE_STYLES[0].format(answer=row["answer"]) if Task.of(row).boxed else None)
 
 
 def _grades(config: ColdStart, rows: list[dict[str, Any]], responses: list[str | None], grader: Grader) -> list[Grade | None]:
