@@ -30,7 +30,9 @@ def exclusions(problems: list[dict[str, Any]], **settings: Any) -> dict[int, tup
     source = {"kind": "file", "path": "unused.jsonl"}
     config = Curation.model_validate({"sources": [source], "benchmarks": {"b": [source]}, "pools": {"rl": {"share": 1}}} | settings)
     rows = [
-        RawRow(0, None, "labelled", number, row["question"], row["answer"], None, "file", 0, row["question"])
+        RawRow(0, None, "labelled", number, row["question"], row["answer"], None, "file", 0, row["question"])._replace(
+            answer_type=row.get("answer_type", "text")
+        )
         for number, row in enumerate(problems, 1)
     ]
     with duckdb.connect(config={"threads": 1}) as database:
@@ -125,3 +127,12 @@ def test_exclusions_only_the_kinds_asked_for_are_dropped() -> None:
     problems = [{"question": "Is 91 prime?", "answer": "No"}, {"question": "Prove that 2 > 1.", "answer": "clear"}]
     assert exclusions(problems, exclude=["proof"]).keys() == {2}
     assert exclusions(problems, exclude=[]) == {}
+
+
+def test_exclusions_answer_that_checks_by_itself_is_of_no_kind_that_is_dropped() -> None:
+    answer = json.dumps({"tests": [{"input": "some words of an input", "expected": "yes it is"}] * 9})
+    asked = ("Write a program that prints yes or no.", "Explain the rules. Which of the following is true or false?")
+    problems = [{"question": question, "answer": answer} for question in asked]
+    assert sorted(exclusions(problems)) == [1, 2]
+    for answer_type in ("code", "json_schema"):
+        assert exclusions([row | {"answer_type": answer_type} for row in problems]) == {}

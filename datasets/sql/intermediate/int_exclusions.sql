@@ -3,6 +3,7 @@
 -- questions of several parts and those without a checkable answer. How well the rules do on labelled
 -- problems: datasets/exclusions_labelled.jsonl, held by tests/sql/test_exclusions.py.
 -- A question that asks to draw, or asks twice, stays when its answer is one number: that can be checked.
+-- Where the answer is tests of a program or a schema it is a check by itself, however many words it has and whatever is asked.
 -- (RE2 knows no letters but ASCII ones in \w and \W, so the classes of Unicode are named.)
 -- Grain: one row per good training row that a rule met; of several rules the first counts.
 --   pool_order, row_number   as in stg_problems
@@ -15,7 +16,7 @@ with counted as (
             regexp_replace(answer, '\\(?:begin|end)\s*\{[^}]*\}|\\[A-Za-z]+', ' ', 'g'), '[^\s\p{Z}]*\p{L}{2}[^\s\p{Z}]*'
         )) as answer_words
     from stg_problems
-    where benchmark is null
+    where benchmark is null and answer_type not in ('code', 'json_schema')
 ),
 
 problems as (
