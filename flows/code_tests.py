@@ -101,7 +101,13 @@ def write_tests(path: Path, out: Path | None, rules: Rules, home: Path, screen: 
         require_sandbox()
         finished.mkdir(parents=True, exist_ok=True)
         failure = _make_all(_waiting(path, rules, waiting), len(waiting), rules, finished, screen)
-    return _write(path, rules, finished, out, dropped_to)._replace(reused=reused, failure=failure)
+    try:
+        return _write(path, rules, finished, out, dropped_to)._replace(reused=reused, failure=failure)
+    except OSError as error:
+        raise DataError(
+            f"{out} cannot be written: {error.strerror}; free some space, or choose another --out. Finished problems are kept; "
+            "the same command continues from here"
+        ) from error
 
 
 def require_kept(report: Report) -> None:
@@ -233,19 +239,14 @@ def _write(path: Path, rules: Rules, finished: Path, out: Path, dropped_to: Path
 @contextmanager
 def _replacing(path: Path) -> Iterator[TextIO]:
     """A file whose content takes the place of what is at `path` when the block ends well; else that stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be written: {error.strerror}; free some space, or choose another --out. Finished problems are kept; "
-            "the same command continues from here"
-        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
