@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _FOLDER = "code_tests"
 _NOT_CARRIED = {*Problem.model_fields, "answer"} - {"question"}
 _LOOK_EVERY_S = 1.0
+_ROWS_SHOWN = 5
 _PLAIN = re.compile(r"[\w./-]+")
 _LONGEST = Curation.model_fields["max_characters"].default
 
@@ -61,8 +62,8 @@ class Report(NamedTuple):
     """Characters of the longest question or answer that is kept."""
     reused: int
     """Problems that an earlier run had finished."""
-    undone: int
-    """Problems that the sandbox failed on; the next run does them."""
+    undone: tuple[int, ...]
+    """Rows whose problems the sandbox failed on; the next run does them."""
     failure: str
     """Of the sandbox, the first one."""
 
@@ -113,9 +114,10 @@ def write_tests(path: Path, out: Path | None, rules: Rules, home: Path, screen: 
 def require_kept(report: Report) -> None:
     """Return when every problem is done and one is kept. Raises SandboxError for what is undone, else DataError."""
     if report.undone:
+        rows = ", ".join(map(str, report.undone[:_ROWS_SHOWN])) + (", ..." if len(report.undone) > _ROWS_SHOWN else "")
         raise SandboxError(
-            f"{report.undone} of {report.rows} problems are not done: {report.failure}. The others are kept; the same command does these, "
-            "on fewer cores with `taskset -c 0` before it"
+            f"{len(report.undone)} of {report.rows} problems are not done (rows {rows}): {report.failure}. The others are finished; the "
+            "same command does these, on fewer cores with `taskset -c 0` before it"
         )
     if not report.kept:
         raise DataError(
@@ -153,7 +155,7 @@ def _rows(path: Path, rules: Rules) -> Iterator[_Row]:
                 problem = Problem.model_validate(row)
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
-                where = ".".join(map(str, first["loc"]))
+                where = ".".join(map(str, first["loc"][:2]))
                 yield _Row(number, row, f"{where}: {first['msg']}" if where else first["msg"].removeprefix("Value error, "), "")
                 continue
             yield _Row(number, row, problem, digest_of(problem, rules))
@@ -208,8 +210,9 @@ def _make_all(waiting: Iterator[tuple[str, Problem]], total: int, rules: Rules, 
 
 def _write(path: Path, rules: Rules, finished: Path, out: Path, dropped_to: Path) -> Report:
     """Both files, in the order of the rows. Of a problem only what decides its tests is looked up; the rest is the row's."""
-    rows = undone = fewer = longest = 0
+    rows = fewer = longest = 0
     tests: list[int] = []
+    undone: list[int] = []
     dropped: Counter[str] = Counter()
     examples: dict[str, str] = {}
     with _replacing(out) as good, _replacing(dropped_to) as bad:
@@ -221,7 +224,7 @@ def _write(path: Path, rules: Rules, finished: Path, out: Path, dropped_to: Path
                 made = _made(finished, row.digest)
                 fewer += len(row.problem.solutions) < SOLUTIONS
             if made is None:
-                undone += 1
+                undone.append(row.number)
             elif made.answer:
                 assert isinstance(row.content, dict)
                 carried = {name: value for name, value in row.content.items() if name not in _NOT_CARRIED}
@@ -233,7 +236,9 @@ def _write(path: Path, rules: Rules, finished: Path, out: Path, dropped_to: Path
                 bad.write(json.dumps(known, ensure_ascii=False) + "\n")
                 dropped[made.rule] += 1
                 examples.setdefault(made.rule, f"row {row.number}: {made.reason}")
-    return Report(out, dropped_to, rows, len(tests), dict(dropped.most_common()), examples, tuple(tests), fewer, longest, 0, undone, "")
+    return Report(
+        out, dropped_to, rows, len(tests), dict(dropped.most_common()), examples, tuple(tests), fewer, longest, 0, tuple(undone), ""
+    )
 
 
 @contextmanager
@@ -265,8 +270,8 @@ def show(report: Report, console: Console) -> None:
         console.print(table)
     if report.fewer_solutions:
         console.print(
-            f"{report.fewer_solutions} problems have fewer than {SOLUTIONS} known solutions: 7 of 10 that agree and 9 of 10 that pass are "
-            "shares of fewer there",
+            f"Problems with fewer than {SOLUTIONS} known solutions: {report.fewer_solutions}; there 7 of 10 that agree and 9 of 10 that "
+            "pass are shares of fewer",
             soft_wrap=True,
         )
     if report.kept:

@@ -101,7 +101,7 @@ class Made(BaseModel):
     inputs: int = Field(0, description="Different inputs that were there.")
     tests: int = Field(0, description="Of them tests that the solutions agree on.")
     solutions: int = Field(0, description="Known solutions.")
-    passing: int = Field(0, description="Of them those that pass every test.")
+    passing: int = Field(0, description="Of them those that pass every test; 0 without a test.")
 
 
 class Inputs(NamedTuple):
@@ -145,7 +145,7 @@ def make_tests(problem: Problem, rules: Rules, threads: Executor, limits: Limits
     tests, selection = validate_tests(
         inputs, problem.solutions, threads, function=problem.function, min_tests=rules.min_tests, limits=limits
     )
-    counts |= {"tests": len(selection.expected), "passing": len(selection.passing)}
+    counts |= {"tests": len(selection.expected), "passing": len(selection.passing) if selection.expected else 0}
     if tests is None:
         return Made(rule=selection.rule, reason=selection.fault, **counts)
     answer = tests.model_dump_json(exclude_defaults=True)

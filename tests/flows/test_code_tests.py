@@ -133,7 +133,7 @@ def test_tests_print_what_was_kept_and_dropped_and_how_to_train_on_it(folder: Pa
     assert f"1 of 3 problems kept, 3 to 3 tests each, 3.0 on average: {folder}/problems.tests.jsonl" in said
     assert f"2 dropped: {folder}/problems.tests.dropped.jsonl" in said
     assert "few inputs 2 row 2: 1 different inputs, fewer than 2 tests" in said
-    assert "1 problems have fewer than 10 known solutions" in said
+    assert "Problems with fewer than 10 known solutions: 1;" in said
     assert f"- {{kind: file, path: {folder}/problems.tests.jsonl, answer_type: code}}" in said
 
 
@@ -174,7 +174,8 @@ def test_tests_are_a_source_of_curation_by_the_lines_that_are_printed(folder: Pa
 @needs_bwrap
 def test_tests_take_bad_rows_out_with_a_reason_and_do_the_others(folder: Path) -> None:
     odd = largest(question="Größte Zahl\u2028\x85 – 数 \x1b[31m", note={"deep": [1, None]}, answer="old")
-    lines = ["{", "[1]", '{"a": "\\ud800"}', largest(solutions=[]), "", {"question": "x"}, largest(inputs=[1]), odd]
+    deep = f'{{"question": "x", "solutions": ["1", "2"], "function": "f", "inputs": [[{"[" * 500}{"]" * 500}]]}}'
+    lines = [deep, "[1]", '{"a": "\\ud800"}', largest(solutions=[]), "", {"question": "x"}, largest(inputs=[1]), odd]
     path = written(folder, *lines)
     with path.open("ab") as file:
         file.write(b"\xff\xfe\n")
@@ -185,7 +186,7 @@ def test_tests_take_bad_rows_out_with_a_reason_and_do_the_others(folder: Path) -
     bad = read(report["dropped_to"])
     assert {row["rule"] for row in bad} == {"bad row"}
     assert [(row["row"], row["reason"]) for row in bad] == [
-        (1, "not JSON in UTF-8: JSONDecodeError"),
+        (1, "inputs.0: Recursion error - maximum validation depth exceeded"),
         (2, "a JSON list, the rule is an object"),
         (3, "not JSON in UTF-8: UnicodeEncodeError"),
         (4, "solutions: Tuple should have at least 2 items after validation, not 0"),
@@ -193,7 +194,7 @@ def test_tests_take_bad_rows_out_with_a_reason_and_do_the_others(folder: Path) -
         (7, "input 1 is no text; without `function` an input is what a program reads"),
         (9, "not JSON in UTF-8: UnicodeDecodeError"),
     ]
-    assert [bad[0]["problem"], bad[3]["problem"]] == ["{", lines[3]]
+    assert [bad[1]["problem"], bad[3]["problem"]] == ["[1]", lines[3]]
     assert report["dropped"] == {"bad row": 7}
 
 
@@ -259,12 +260,12 @@ def test_tests_that_the_sandbox_fails_on_are_left_for_the_next_run(folder: Path,
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
         report, said = made(path, status=1)
-    assert (report["kept"], report["undone"], report["dropped"]) == (2, 1, {})
+    assert (report["kept"], report["undone"], report["dropped"]) == (2, [2], {})
     assert [row["id"] for row in read(report["out"])] == [1, 3]
-    assert "1 of 3 problems are not done: no sandbox on this host: bwrap: no room." in said
-    assert "The others are kept; the same command does these" in said
+    assert "1 of 3 problems are not done (rows 2): no sandbox on this host: bwrap: no room." in said
+    assert "The others are finished; the same command does these" in said
     report, _ = made(path)
-    assert (report["kept"], report["undone"], report["reused"]) == (3, 0, 2)
+    assert (report["kept"], report["undone"], report["reused"]) == (3, [], 2)
     assert [row["id"] for row in read(report["out"])] == [1, 2, 3]
 
 
@@ -306,6 +307,20 @@ def test_tests_killed_in_between_continue_to_the_same_bytes(folder: Path, posttr
     whole, _ = made(path, *arguments[2:6], "--out", str(folder / "whole.jsonl"))
     assert (whole["reused"], whole["kept"]) == (0, 5)
     assert [Path(whole["out"]).read_bytes(), Path(whole["dropped_to"]).read_bytes()] == bytes_
+
+
+@needs_bwrap
+@pytest.mark.slow
+def test_tests_interrupted_say_what_is_kept_and_write_no_half_file(folder: Path, posttrain: Callable[..., Any]) -> None:
+    path = written(folder, largest(), largest(inputs=[], generator="import time\ntime.sleep(3)"))
+    command = posttrain(folder / "home", "tests", str(path), "--inputs", "400", "--min-tests", "2")
+    while not [*(folder / "home" / "code_tests").glob("*.json")]:
+        assert command.read(time.monotonic() + 0.05), command.said
+    command.process.send_signal(signal.SIGINT)
+    assert command.end() == 130
+    assert "Finished problems are kept; the same command continues from here" in command.said
+    assert "Traceback" not in command.said
+    assert not (folder / "problems.tests.jsonl").exists()
 
 
 @needs_bwrap
