@@ -469,6 +469,42 @@ def review(
             screen.console.print(said, soft_wrap=True, markup=False, highlight=False)
 
 
+@app.command("tests")
+def code_tests(
+    problems: Annotated[Path, typer.Argument(help="A .jsonl file with one problem a row.", metavar="PROBLEMS", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where kept problems go; without it PROBLEMS.tests.jsonl.", metavar="FILE")
+    ] = None,
+    inputs: Annotated[int, typer.Option(help="Different inputs a problem, which its generators fill up to.", min=1, max=10_000)] = 50,
+    min_tests: Annotated[
+        int | None, typer.Option(help="Fewest tests of a kept problem; without it four fifths of --inputs, as 40 of 50.", min=1)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="First seed that a generator reads; the others follow it.", min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Make tests for code problems out of known solutions, by the rules of Kimi k1.5 (7 of 10 agree, 9 of 10 pass), in the sandbox.
+
+    A row holds `question`; `solutions`, a list of programs known to be right; `generator`, a program (or a list) that reads a seed and
+    prints one input, or `inputs`, a list of them, or both; and `function` when programs are not to read and print but to be called:
+    an input is then the JSON list of arguments. Other columns are carried over. Dropped problems go to FILE.dropped.jsonl with the
+    reason. Stopped, the same command continues.
+
+    Example: posttrain tests problems.jsonl --inputs 50
+    """
+    with _reported(as_json, "problems") as screen:
+        from flows.code_tests import as_json as plain
+        from flows.code_tests import require_kept, show, write_tests
+        from stages.rewards.code_tests import Rules
+
+        rules = Rules(inputs, min_tests if min_tests is not None else max(1, inputs * 4 // 5), seed)
+        report = write_tests(problems, out, rules, home_folder(), screen)
+        if as_json:
+            _write(plain(report))
+        else:
+            show(report, screen.console)
+        require_kept(report)
+
+
 @app.command()
 def gc(
     keep: Annotated[int, typer.Option(help="Runs of each recipe whose checkpoints stay, the newest ones.", min=1)] = 3,
@@ -587,8 +623,8 @@ def _write(content: Any) -> None:
 
 
 @contextmanager
-def _reported(as_json: bool) -> Iterator[Screen]:
-    """A screen; what a user can mend is shown as one red block, and every ending has its exit status."""
+def _reported(as_json: bool, work: str = "stages") -> Iterator[Screen]:
+    """A screen; what a user can mend is shown as one red block, and every ending has its exit status. `work` is what is kept."""
     from flows.terminal import Screen
 
     screen = Screen(stderr=as_json)
@@ -604,11 +640,11 @@ def _reported(as_json: bool) -> Iterator[Screen]:
             raise
         screen.error(
             f"{home_folder()}: {error.strerror} ({error.filename or 'while writing'}); free some space, or choose another "
-            "home with POSTTRAIN_HOME. Finished stages are kept; the same command continues from here"
+            f"home with POSTTRAIN_HOME. Finished {work} are kept; the same command continues from here"
         )
         sys.exit(1)
     except KeyboardInterrupt:
-        screen.error("Interrupted. Finished stages are kept; the same command continues from here.")
+        screen.error(f"Interrupted. Finished {work} are kept; the same command continues from here.")
         sys.exit(130)
     finally:
         for number, handler in before.items():

@@ -153,13 +153,13 @@ def _lines(place: Place, source: Rows) -> Iterator[Line]:
         return _duckdb_rows(place, source)
     if source.path.suffix == ".parquet":
         return _parquet_rows(place, source)
-    readers = {".jsonl": _jsonl_rows, ".csv": _csv_rows}
-    if source.path.suffix not in readers:
-        raise DataError(
-            f"{place.name}: {source.path} ends in {source.path.suffix!r}; the rule is one of .csv, .jsonl, .parquet; "
-            "convert or rename the file"
-        )
-    return readers[source.path.suffix](place, source.path)
+    if source.path.suffix == ".jsonl":
+        return jsonl_rows(source.path)
+    if source.path.suffix == ".csv":
+        return _csv_rows(place, source.path)
+    raise DataError(
+        f"{place.name}: {source.path} ends in {source.path.suffix!r}; the rule is one of .csv, .jsonl, .parquet; convert or rename the file"
+    )
 
 
 def _require_file(place: Place, path: Path) -> None:
@@ -259,8 +259,8 @@ def _generated(place: Place, source: ReasoningGymSource) -> Iterator[RawRow]:
 # ---- files ----------------------------------------------------------------------------------
 
 
-def _jsonl_rows(place: Place, path: Path) -> Iterator[Line]:
-    """One line a row; blank lines are passed over, and numbers are those of the file."""
+def jsonl_rows(path: Path) -> Iterator[Line]:
+    """The rows of a JSONL file, one a line; blank lines are passed over, and numbers are those of the file."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):  # bytes: text would split at characters that JSON may hold
             line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line

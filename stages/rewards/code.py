@@ -1,21 +1,15 @@
-"""Answers that are programs: does the program pass every hidden test? And which tests may be trusted?
+"""Answers that are programs: does the program pass every hidden test?
 
 A problem's gold answer is the JSON of `CodeTests`. Each test is a fresh run in the sandbox (`stages/rewards/sandbox.py`). The
 program gets the input of one test and nothing else; what it should print or return never enters the sandbox and
 is compared outside. So a program can forge no verdict: whatever it patches, it can only hand over an
-output, and the one output that counts is the right one.
-
-Tests are generated and validated as in Kimi k1.5 (arXiv 2501.12599, 2.3.5): programs that write inputs, outputs by
-agreement of at least 7 of 10 known solutions, and a problem only where at least 9 of 10 pass the tests that are left.
+output, and the one output that counts is the right one. Where tests come from: `stages/rewards/code_tests.py`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Sequence
-from fractions import Fraction
 from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
@@ -26,6 +20,9 @@ from stages.rewards.sandbox import DEFAULT_LIMITS, Limits, SandboxError, run_pro
 
 _FENCE = re.compile(r"^([ ]*+)(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^`\n]*+$", re.MULTILINE)
 _PYTHON = {"", "python", "python3", "py"}
+
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$")]
+"""A function, or Class.method."""
 
 
 class _Closed(BaseModel):
@@ -44,10 +41,8 @@ class Test(_Closed):
 class CodeTests(_Closed):
     """The gold answer of a code problem."""
 
-    function: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$",
-        description="Function to call, or Class.method; without it the program reads standard input and prints.",
+    function: FunctionName | None = Field(
+        None, description="Function to call, or Class.method; without it the program reads standard input and prints."
     )
     tolerance: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         None, description="Largest relative or absolute error of a number; without it numbers are compared exactly."
@@ -72,17 +67,6 @@ class Output(NamedTuple):
     fault: str
     """Empty when there is a value."""
     value: JsonValue
-
-
-class Selection(NamedTuple):
-    """Which candidate tests may be trusted, by `select_tests`."""
-
-    expected: dict[int, JsonValue]
-    """The agreed output of each kept test, by the index of its input."""
-    passing: tuple[int, ...]
-    """Indices of the solutions that pass every kept test."""
-    fault: str
-    """Why the problem is dropped; empty when it is kept."""
 
 
 def grade_code(response: str, gold: str, limits: Limits = DEFAULT_LIMITS) -> Grade:
@@ -150,101 +134,6 @@ def output_of(program: str, given: JsonValue, function: str | None = None, limit
         return Output("", json.loads(outcome.output))
     except (ValueError, RecursionError):
         return Output("no value was returned", None)
-
-
-def generate_inputs(
-    generator: str,
-    count: int = 50,
-    seed: int = 0,
-    *,
-    function: bool = False,
-    limits: Limits = DEFAULT_LIMITS,
-) -> list[JsonValue]:
-    """At most `count` different inputs that a generator program prints, each run with another seed on standard input.
-
-    With `function` it prints the list of arguments as JSON. Runs that fail give no input. Raises SandboxError.
-    """
-    found: dict[str, JsonValue] = {}
-    for number in range(seed, seed + count):
-        outcome = run_program(generator, f"{number}\n", limits)
-        if outcome.fault or not outcome.output.strip():
-            continue
-        if not function:
-            found[outcome.output] = outcome.output
-            continue
-        try:
-            arguments = json.loads(outcome.output)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(arguments, list) and (text := _as_gold(arguments)) is not None:
-            found[text] = arguments
-    return list(found.values())
-
-
-def select_tests(
-    outputs: Sequence[Sequence[Output]],
-    *,
-    agreement: Fraction = Fraction(7, 10),
-    passing: Fraction = Fraction(9, 10),
-    min_tests: int = 1,
-) -> Selection:
-    """Kimi k1.5's rules (arXiv 2501.12599, 2.3.5) on the outputs of k solutions to each candidate input.
-
-    `outputs[i][j]` is what solution j made of input i. A test is kept when at least `agreement` of the
-    solutions give the same value; a fault agrees with nothing, and so does a value that no gold answer can hold. The
-    problem is kept when at least `passing` of the solutions pass every kept test. (Kimi k1.5 has 10 solutions, 50 inputs a
-    problem, and takes generators that give at least 40 tests.) Ours besides: the kept tests must not all have the same
-    output, which a program that prints it would pass; `min_tests` of them must be left.
-    """
-    if not outputs or not outputs[0]:
-        return Selection({}, (), "no inputs or no solutions")
-    solutions = len(outputs[0])
-    texts = [[None if output.fault else _as_gold(output.value) for output in row] for row in outputs]
-    agreed: dict[int, str] = {}
-    for index, row in enumerate(texts):
-        votes = Counter(text for text in row if text is not None).most_common(1)
-        if votes and votes[0][1] >= agreement * solutions:
-            agreed[index] = votes[0][0]
-    passed = tuple(j for j in range(solutions) if all(texts[index][j] == text for index, text in agreed.items()))
-    fault = ""
-    if len(agreed) < min_tests:
-        fault = f"{len(agreed)} tests of {len(outputs)} are left, fewer than {min_tests}"
-    elif len(passed) < passing * solutions:
-        fault = f"{len(passed)} of {solutions} solutions pass the tests, fewer than {passing}"
-    elif len(set(agreed.values())) == 1:
-        fault = "all tests have the same output"
-    return Selection({index: json.loads(text) for index, text in agreed.items()}, passed, fault)
-
-
-def validate_tests(
-    inputs: Sequence[JsonValue],
-    solutions: Sequence[str],
-    *,
-    function: str | None = None,
-    min_tests: int = 1,
-    limits: Limits = DEFAULT_LIMITS,
-) -> tuple[CodeTests | None, Selection]:
-    """Run every known solution on every candidate input; the tests, when `select_tests` keeps the problem, and why not.
-
-    Outputs are held to be the same only when they are equal, so a problem with a tolerance or with several right
-    outputs loses its tests here. Raises SandboxError: a failure of the sandbox must not look like disagreement.
-    """
-    outputs = [[output_of(solution, given, function, limits) for solution in solutions] for given in inputs]
-    selection = select_tests(outputs, min_tests=min_tests)
-    if selection.fault:
-        return None, selection
-    tests = tuple(Test(input=inputs[index], expected=expected) for index, expected in selection.expected.items())
-    return CodeTests(function=function, tests=tests), selection
-
-
-def _as_gold(value: JsonValue) -> str | None:
-    """The JSON of a value; None for one that a gold answer cannot hold: infinities, NaN, half characters, very deep nests."""
-    try:
-        text = json.dumps(value, sort_keys=True, allow_nan=False)
-        CodeTests.model_validate_json(f'{{"function": "f", "tests": [{{"input": [], "expected": {text}}}]}}')
-    except (ValueError, RecursionError):
-        return None
-    return text
 
 
 def _has_nan(value: JsonValue) -> bool:

@@ -207,7 +207,7 @@ def test_command_that_inherited_an_ignored_signal_is_interrupted_by_it(number: s
     assert ended.value.code == 130
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "stage", "up", "check", "table", "sync"])
+@pytest.mark.parametrize("command", ["run", "plan", "stage", "up", "check", "table", "sync", "tests"])
 def test_help_teaches_with_an_example(command: str) -> None:
     result = posttrain(command, "--help")
     assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""Answers that are programs: what is right, what earns nothing, and which tests may be trusted."""
+"""Answers that are programs: what is right, and what earns nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ import pytest
 
 from stages.rewards.code import (
     CodeTests,
-    Output,
-    generate_inputs,
     grade_code,
     grade_program,
     program_of,
-    select_tests,
-    validate_tests,
 )
 from stages.rewards.grading import Verdict
 from stages.rewards.sandbox import Limits
@@ -350,115 +346,8 @@ def test_code_printed_lines_are_compared_without_trailing_space(
     assert grade_program(f"import sys\nsys.stdout.write({printed!r})", tests).verdict is verdict
 
 
-ODD_VALUES = ["float('nan')", "float('inf')", "[-float('inf')]", "'\\ud800'", "{'\\udfff': 1}", "nested(900)", "nested(300)"]
-
-
-@needs_bwrap
-@pytest.mark.parametrize("value", ODD_VALUES)
-def test_code_tests_hold_no_value_that_their_own_solutions_would_not_give_back(value: str) -> None:
-    """Not a number equals nothing, and no JSON holds it, an infinity, half a character or a very deep list."""
-    solution = f"def nested(n): return [nested(n - 1)] if n else []\ndef f(x): return {value} if x == 1 else x"
-    tests, selection = validate_tests([[0], [1], [2]], [solution] * 10, function="f")
-    assert sorted(selection.expected) == [0, 2]
-    assert tests is not None
-    assert grade_code(reply(solution), tests.model_dump_json()) == (Verdict.RIGHT, "2 tests passed")
-
-
-@needs_bwrap
-@pytest.mark.parametrize("value", ODD_VALUES)
-def test_code_inputs_that_no_tests_can_hold_are_not_generated(value: str) -> None:
-    generator = f"""
-import json
-def nested(n): return [nested(n - 1)] if n else []
-x = int(input())
-print(json.dumps([x, {value} if x == 1 else x]))
-"""
-    assert generate_inputs(generator, 3, function=True) == [[0, 0], [2, 2]]
-
-
 def test_code_tests_that_ask_for_not_a_number_are_not_graded() -> None:
     for expected in (float("nan"), [1, {"a": float("nan")}]):
         grade = grade_code(reply("def f(): return float('nan')"), gold([([], expected)], function="f"))
         assert grade.verdict is Verdict.NOT_GRADED
         assert "test 1: nothing equals NaN" in grade.reason
-
-
-def votes(text: str) -> list[Output]:
-    """One test's outputs, a letter a solution; a dot is a solution that failed."""
-    return [Output("status 1", None) if letter == "." else Output("", letter) for letter in text]
-
-
-@pytest.mark.parametrize(
-    ("rows", "kept", "passing"),
-    [
-        (["aaaaaaaaaa", "bbbbbbbbbb"], {0: "a", 1: "b"}, 10),
-        (["aaaaaaaaaa", "bbbbbbbbbc"], {0: "a", 1: "b"}, 9),  # 9 of 10 pass
-        (["aaaaaaaaaa", "bbbbbbbbb."], {0: "a", 1: "b"}, 9),
-        (["aaaaaaaaaa", "bbbbbbbbbb", "ccccccdddd"], {0: "a", 1: "b"}, 10),  # 6 of 10 agree: the test goes
-        (["aaaaaaaaaa", "bbbbbbbbbb", "cccccc...."], {0: "a", 1: "b"}, 10),
-        (["aaaaaaaaaa", "bbbbbbbbbb", ".........."], {0: "a", 1: "b"}, 10),
-        (["aaaaaaaaax", "bbbbbbbbbx"], {0: "a", 1: "b"}, 9),  # the same solution fails both
-    ],
-)
-def test_code_selection_keeps_tests_by_seven_of_ten_and_problems_by_nine(rows: list[str], kept: dict[int, str], passing: int) -> None:
-    selection = select_tests([votes(row) for row in rows])
-    assert (selection.expected, len(selection.passing), selection.fault) == (kept, passing, "")
-
-
-@pytest.mark.parametrize(
-    ("rows", "min_tests", "fault"),
-    [
-        (["aaaaaaaaaa", "bbbbbbbccc"], 1, "7 of 10 solutions pass the tests, fewer than 9/10"),  # 7 agree: the test stays
-        (["aaaaaaaaaa", "bbbbbbbbcc"], 1, "8 of 10 solutions pass the tests, fewer than 9/10"),
-        (["xaaaaaaaaa", "bxbbbbbbbb"], 1, "8 of 10 solutions pass the tests, fewer than 9/10"),  # each fails another test
-        (["aaaaaabbbb", "ccccccdddd"], 1, "0 tests of 2 are left, fewer than 1"),
-        (["aaaaaaaaaa", "bbbbbbbbbb", "ccccccdddd"], 3, "2 tests of 3 are left, fewer than 3"),
-        (["aaaaaaaaaa", "aaaaaaaaaa"], 1, "all tests have the same output"),
-        ([], 1, "no inputs or no solutions"),
-    ],
-)
-def test_code_selection_drops_a_problem_and_says_why(rows: list[str], min_tests: int, fault: str) -> None:
-    assert select_tests([votes(row) for row in rows], min_tests=min_tests).fault == fault
-
-
-def test_code_selection_rules_hold_for_any_number_of_solutions() -> None:
-    assert select_tests([votes("aaa"), votes("bbc")]).expected == {0: "a"}  # 2 of 3 is less than 7 of 10
-    assert select_tests([votes("aaaa"), votes("bbbc")]).fault == "3 of 4 solutions pass the tests, fewer than 9/10"
-    assert len(select_tests([votes("a" * 20), votes("b" * 18 + "cc")]).passing) == 18
-
-
-@needs_bwrap
-def test_code_generator_gives_different_inputs_the_same_for_a_seed() -> None:
-    generator = "import random\nr = random.Random(int(input()))\nprint(r.randint(1, 5))"
-    first = generate_inputs(generator, 12, seed=3)
-    assert first == generate_inputs(generator, 12, seed=3)
-    assert len(first) == len(set(map(str, first))) <= 5
-    lists = "print({0: '[1, [2]]', 1: 'no list', 2: '7', 3: '[]'}.get(int(input())) or 1 / 0)"
-    assert generate_inputs(lists, 5, function=True) == [[1, [2]], []]
-
-
-@needs_bwrap
-def test_code_validation_runs_solutions_and_hands_over_tests_that_grade() -> None:
-    right = ["print(max(map(int, input().split())))", "print(sorted(map(int, input().split()))[-1])"] * 5
-    careless = "print(max(input().split()))"  # compares texts: wrong for 9 10
-    inputs = ["1 2", "9 10", "3 1 2"]
-    tests, selection = validate_tests(inputs, [*right[:9], careless])
-    assert selection.passing == tuple(range(9))
-    assert tests is not None
-    assert [test.expected for test in tests.tests] == ["2", "10", "3"]
-    assert grade_program(careless, tests).verdict is Verdict.WRONG
-    dropped, selection = validate_tests(inputs, [*right[:8], careless, careless])
-    assert dropped is None
-    assert selection.fault == "8 of 10 solutions pass the tests, fewer than 9/10"
-
-
-@needs_bwrap
-@pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row["id"]))
-def test_code_shipped_generators_make_tests_that_the_solutions_agree_on(row: dict[str, Any]) -> None:
-    function = row["gold"].get("function")
-    inputs = generate_inputs(row["generator"], 6, seed=11, function=function is not None)
-    assert len(inputs) >= 3
-    if row["gold"].get("tolerance") is None:
-        tests, selection = validate_tests(inputs, row["solutions"], function=function, min_tests=3)
-        assert tests is not None, selection.fault

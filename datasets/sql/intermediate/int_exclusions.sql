@@ -17,7 +17,7 @@ with counted as (
             regexp_replace(answer, '\\(?:begin|end)\s*\{[^}]*\}|\\[A-Za-z]+', ' ', 'g'), '[^\s\p{Z}]*\p{L}{2}[^\s\p{Z}]*'
         )) as answer_words
     from stg_problems
-    where benchmark is null
+    where benchmark is null and answer_type <> 'code'
 ),
 
 problems as (
@@ -97,8 +97,8 @@ final as (
     from hits
     inner join excluded_kinds using (rule)
     where
-        hits.answer_type <> 'code'
-        and not (hits.answer_type in ('json_schema', 'reasoning_gym') and hits.rule in ('proof', 'multi-part', 'no checkable answer'))
+        hits.answer_type not in ('json_schema', 'reasoning_gym')
+        or hits.rule in ('multiple choice', 'true or false')
     qualify row_number() over (partition by hits.pool_order, hits.row_number order by excluded_kinds.place) = 1
 )
 
