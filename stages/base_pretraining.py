@@ -92,7 +92,7 @@ def run(config: BasePretraining, inputs: Handles, stage_dir: Path, seed: int) ->
             "bf16": config.bf16,
             "learning_rate": config.learning_rate,
             "lr_scheduler_type": "cosine",
-            "warmup_steps": 0.05,
+            "warmup_steps": 0.05 if config.steps > 1 else 0,
             "weight_decay": 0.1,
             "adam_beta2": 0.95,
             "max_steps": config.steps,

@@ -520,7 +520,7 @@ class PolicyGradientConfig(StageConfig):
     prompts_per_step: int = Field(16, ge=1, description="Problems per step.")
     group_size: int = Field(8, ge=2, description="Rollouts per problem (G).")
     learning_rate: Positive = Field(description="Constant learning rate after warm-up.")
-    warmup_steps: int = Field(3, ge=0, description="Steps of linear warm-up.")
+    warmup_steps: int = Field(3, ge=0, description="Steps of linear warm-up; the last step is never part of it.")
     loss: Literal["grpo", "dr_grpo", "dapo", "bnpo"] = Field(
         "dapo", description="Token aggregation (papers: DeepSeekMath, Dr. GRPO, DAPO)."
     )

@@ -129,7 +129,7 @@ def train_policy(
             | {
                 "learning_rate": config.learning_rate,
                 "lr_scheduler_type": "constant_with_warmup",
-                "warmup_steps": config.warmup_steps,
+                "warmup_steps": min(config.warmup_steps, config.steps - 1),  # its first step has a learning rate of 0
                 "max_steps": config.steps,
                 "per_device_train_batch_size": micro_batch,
                 "gradient_accumulation_steps": batch // micro_batch,

@@ -71,7 +71,7 @@ def run(config: RewardModel, inputs: Handles, stage_dir: Path, seed: int) -> Sta
     torch.manual_seed(seed % 2**63)
     arguments = RewardConfig(
         **common_arguments(stage_dir, seed)
-        | cosine_to_a_tenth()
+        | cosine_to_a_tenth(config.epochs * (len(rows) - len(held_out)) / config.batch_size)
         | {
             "learning_rate": config.learning_rate,
             "num_train_epochs": config.epochs,

@@ -63,7 +63,7 @@ def fine_tune(
     torch.manual_seed(seed % 2**63)
     arguments = SFTConfig(
         **common_arguments(stage_dir, seed)
-        | cosine_to_a_tenth()
+        | cosine_to_a_tenth(config.epochs * len(examples) / config.batch_size)
         | {
             "learning_rate": config.learning_rate,
             "num_train_epochs": config.epochs,

@@ -90,6 +90,16 @@ def test_reasoning_rl_two_steps_keep_every_rollout_with_its_rewards(
 
 
 @pytest.mark.slow
+def test_reasoning_rl_of_one_step_learns_from_it_whatever_its_warm_up(
+    pupil: CheckpointRef, new_stage: NewStage, problems: Problems, settings: dict[str, Any]
+) -> None:
+    config = ReasoningRL.model_validate(settings | {"steps": 1, "warmup_steps": 3})
+    output = run(config, {"model": pupil, "problems": problems(ROWS)}, new_stage("reasoning_rl"), 0)
+    assert len({row["reward"] for row in rows_of(output)}) > 1
+    assert output.outputs["model"].digest != pupil.digest
+
+
+@pytest.mark.slow
 def test_reasoning_rl_killed_in_a_later_pass_and_run_again_gives_the_same_bits_and_rollouts(
     pupil: CheckpointRef, new_stage: NewStage, problems: Problems, settings: dict[str, Any], kill_at_a_checkpoint: Kill
 ) -> None:

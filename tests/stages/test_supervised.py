@@ -108,6 +108,14 @@ def test_fine_tune_learns_exports_and_reports(
     assert digest_of_folder(random_model.path) == before
 
 
+def test_fine_tune_of_one_step_learns_from_it(random_model: CheckpointRef, examples: list[Example], new_stage: NewStage) -> None:
+    one_step = CONFIG.model_copy(update={"epochs": 1.0, "batch_size": len(examples)})
+    checkpoint, metrics = fine_tune(random_model, examples, one_step, new_stage("cold_start"), 0, name="x", card="")
+    assert metrics["train/learning_rate"] == CONFIG.learning_rate
+    weights = [(ref.path / "model.safetensors").read_bytes() for ref in (checkpoint, random_model)]
+    assert weights[0] != weights[1]
+
+
 @pytest.mark.slow
 def test_fine_tune_killed_and_run_again_gives_the_same_bits(
     random_model: CheckpointRef, examples: list[Example], new_stage: NewStage, kill_at_a_checkpoint: Kill
