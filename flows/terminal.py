@@ -122,8 +122,9 @@ class Screen:
     def totals(self, totals: Totals) -> None:
         """Time, share of it inside trainers and engine, memory."""
         minutes, seconds = divmod(round(totals.wall_seconds), 60)
+        stages = f"{totals.stages_run} stage{'' if totals.stages_run == 1 else 's'}"
         self.console.print(
-            f"\n{totals.stages_run} stages ran in {minutes} min {seconds:02d} s; {totals.busy_share:.0%} of it inside trainers and engine; "
+            f"\n{stages} ran in {minutes} min {seconds:02d} s; {totals.busy_share:.0%} of it inside trainers and engine; "
             f"largest stage {totals.peak_memory_mib / 1024:.1f} GiB"
         )
 
