@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 from rich.markup import escape
 from rich.table import Table
 
-from stages.artifacts import write_json
+from flows.request import as_yaml
+from stages.artifacts import replacing, write_json
 from stages.config import Curation
 from stages.errors import ConfigError, DataError
 from stages.rewards.code_tests import SOLUTIONS, Made, Problem, Rules, digest_of, make_tests
@@ -39,7 +37,6 @@ _FOLDER = "code_tests"
 _NOT_CARRIED = {*Problem.model_fields, "answer"} - {"question"}
 _LOOK_EVERY_S = 1.0
 _ROWS_SHOWN = 5
-_PLAIN = re.compile(r"[\w./-]+")
 _LONGEST = Curation.model_fields["max_characters"].default
 
 
@@ -215,7 +212,8 @@ def _write(path: Path, rules: Rules, finished: Path, out: Path, dropped_to: Path
     undone: list[int] = []
     dropped: Counter[str] = Counter()
     examples: dict[str, str] = {}
-    with _replacing(out) as good, _replacing(dropped_to) as bad:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out) as good, replacing(dropped_to) as bad:
         for row in _rows(path, rules):
             rows += 1
             if isinstance(row.problem, str):
@@ -239,21 +237,6 @@ def _write(path: Path, rules: Rules, finished: Path, out: Path, dropped_to: Path
     return Report(
         out, dropped_to, rows, len(tests), dict(dropped.most_common()), examples, tuple(tests), fewer, longest, 0, tuple(undone), ""
     )
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[TextIO]:
-    """A file whose content takes the place of what is at `path` when the block ends well; else that stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def show(report: Report, console: Console) -> None:
@@ -281,9 +264,7 @@ def show(report: Report, console: Console) -> None:
 
 def source_of(report: Report) -> str:
     """The lines of a recipe, as YAML, that make the file a source of its curation, with room for the longest answer."""
-    text = str(report.out.absolute())
-    path = text if _PLAIN.fullmatch(text) else json.dumps(text)
-    lines = f"stages:\n  curation:\n    sources:\n      - {{kind: file, path: {path}, answer_type: code}}"
+    lines = f"stages:\n  curation:\n    sources:\n      - {{kind: file, path: {as_yaml(report.out)}, answer_type: code}}"
     return lines if report.longest <= _LONGEST else f"{lines}\n    max_characters: {report.longest}"
 
 

@@ -6,6 +6,8 @@ Light: imports neither prefect, mlflow nor torch.
 from __future__ import annotations
 
 import itertools
+import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -21,6 +23,8 @@ from flows.plan import Step, Wish, make_plan
 from flows.recipe import Recipe, load_again, load_recipe
 from stages.artifacts import StageResult
 from stages.errors import ArtifactError, ConfigError
+
+_PLAIN = re.compile(r"[\w./-]+")
 
 
 class Request(BaseModel):
@@ -103,6 +107,12 @@ def prepare(request: Request, home: Path, *, upto: str | None = None) -> Job:
 def set_options(overrides: Sequence[str]) -> str:
     """Overrides as a shell takes them, a blank before each."""
     return "".join(f" --set {shlex.quote(item)}" for item in overrides)
+
+
+def as_yaml(path: Path) -> str:
+    """A path, absolute, as a value of YAML: of a recipe or an override."""
+    text = str(path.absolute())
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 def _recipe(request: Request, home: Path) -> tuple[Recipe, Record | None]:

@@ -6,15 +6,13 @@ The edited file is a setting of the node, `review`, and so a part of its fingerp
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from flows.plan import make_plan, results_of, take
 from flows.recipe import load_recipe
-from flows.request import set_options
+from flows.request import as_yaml, set_options
 from stages.artifacts import Ref
 from stages.errors import ArtifactError, ConfigError
 from stages.tables import read_rows
@@ -22,7 +20,6 @@ from stages.trace_review import apply_review, write_review
 
 _FOLDER = "reviews"
 _NAME_DIGITS = 12
-_PLAIN = re.compile(r"[\w./-]+")
 
 
 def export_traces(recipe: str, overrides: Sequence[str], node: str, home: Path) -> tuple[Path, int]:
@@ -49,10 +46,8 @@ def check_of(recipe: str, overrides: Sequence[str], node: str, path: Path) -> st
 
 def use_of(recipe: str, overrides: Sequence[str], node: str, path: Path) -> str:
     """The command that trains on an edited file with the same settings, for a shell."""
-    text = str(path.absolute())
-    value = text if _PLAIN.fullmatch(text) else json.dumps(text)  # the value of an override is YAML
     others = [item for item in overrides if not item.startswith(f"{node}.review=")]
-    return f"posttrain run {shlex.quote(recipe)}{set_options([*others, f'{node}.review={value}'])}"
+    return f"posttrain run {shlex.quote(recipe)}{set_options([*others, f'{node}.review={as_yaml(path)}'])}"
 
 
 def _traces(recipe: str, overrides: Sequence[str], node: str, home: Path) -> Ref:

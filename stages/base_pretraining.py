@@ -23,7 +23,7 @@ from stages.artifacts import Handles, StageOutput
 from stages.chat import CHAT_MARKERS, PAD_TOKEN, RESERVED, STOP_TOKEN, TEMPLATE, THINK_TOKENS
 from stages.config import BasePretraining
 from stages.problems import RESPONSE_STYLES, Problem, exact, generate, seed_of
-from stages.training import common_arguments, export_checkpoint, train
+from stages.training import common_arguments, export_checkpoint, train, warm_up
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -92,7 +92,7 @@ def run(config: BasePretraining, inputs: Handles, stage_dir: Path, seed: int) ->
             "bf16": config.bf16,
             "learning_rate": config.learning_rate,
             "lr_scheduler_type": "cosine",
-            "warmup_steps": 0.05 if config.steps > 1 else 0,
+            "warmup_steps": warm_up(config.steps),
             "weight_decay": 0.1,
             "adam_beta2": 0.95,
             "max_steps": config.steps,

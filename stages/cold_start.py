@@ -92,7 +92,11 @@ def _select(config: ColdStart, inputs: Handles, grader: Grader) -> tuple[list[di
     used: list[dict[str, Any]] = []
     selection: list[dict[str, Any]] = []
     responses = [_response(row) for row in worked]
-    for row, response, grade in zip(worked, responses, _grades(config, worked, responses, grader), strict=True):
+    grades: list[Grade | None] = [None] * len(worked)
+    if "answer" in config.filters:
+        replies = [Reply(row["trace"], response or "") for row, response in zip(worked, responses, strict=True)]
+        grades = [*grader(replies, [Task.of(row) for row in worked])]
+    for row, response, grade in zip(worked, responses, grades, strict=True):
         if response is None:
             faults = {RESPONSE: f"it has none, and its gold answer ({row['answer_type']}) is what answers are held against"}
         else:
@@ -117,14 +121,3 @@ def _select(config: ColdStart, inputs: Handles, grader: Grader) -> tuple[list[di
 def _response(row: dict[str, Any]) -> str | None:
     """The row's own response, else its gold answer; None where that is no answer but what answers are held against."""
     return row.get("response") or (RESPONSE_STYLES[0].format(answer=row["answer"]) if Task.of(row).boxed else None)
-
-
-def _grades(config: ColdStart, rows: list[dict[str, Any]], responses: list[str | None], grader: Grader) -> list[Grade | None]:
-    """Grades of the responses that there are, when the filter `answer` asks for them."""
-    grades: list[Grade | None] = [None] * len(rows)
-    if "answer" in config.filters:
-        asked = [index for index, response in enumerate(responses) if response is not None]
-        replies = [Reply(rows[index]["trace"], responses[index] or "") for index in asked]
-        for index, grade in zip(asked, grader(replies, [Task.of(rows[index]) for index in asked]), strict=True):
-            grades[index] = grade
-    return grades

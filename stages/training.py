@@ -45,16 +45,14 @@ def common_arguments(stage_dir: Path, seed: int, *, phase: str = "train") -> dic
     }
 
 
-def cosine_to_a_tenth(steps: float) -> dict[str, Any]:
-    """Scheduler arguments: linear warm-up, then cosine to a tenth of the peak (R1, SI B.4.2).
+def warm_up(steps: float) -> float:
+    """Share of the steps that is warm-up. Its first step has a learning rate of 0, so one step alone has none: it would learn nothing."""
+    return 0.05 if steps > 1 else 0.0
 
-    The first step of a warm-up has a learning rate of 0, so a training of one step has none: it would learn nothing.
-    """
-    return {
-        "lr_scheduler_type": "cosine_with_min_lr",
-        "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
-        "warmup_steps": 0.05 if steps > 1 else 0,
-    }
+
+def cosine_to_a_tenth(steps: float) -> dict[str, Any]:
+    """Scheduler arguments: linear warm-up, then cosine to a tenth of the peak (R1, SI B.4.2)."""
+    return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}, "warmup_steps": warm_up(steps)}
 
 
 def train(trainer: Trainer, stage_dir: Path, *, prefix: str = "train") -> dict[str, float]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.artifacts import write_json
+from stages.artifacts import replacing, write_json
 
 _AWAY = "away-"
 
@@ -83,12 +83,8 @@ class Outbox:
                 done = calls.pop(0)
                 if done.run is not None:
                     write_json(self._runs, {**self._given(), done.run: run})
-                temporary = self._calls.with_suffix(".new")
-                with temporary.open("w") as file:
+                with replacing(self._calls) as file:
                     file.writelines(json.dumps(call._asdict()) + "\n" for call in calls)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(self._calls)
                 sent += 1
         return sent
 

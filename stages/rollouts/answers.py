@@ -40,8 +40,13 @@ class Question(NamedTuple):
 
     def row(self) -> dict[str, Any]:
         """The problem as columns of a row, which `of` reads."""
-        columns = ("problem_id", "question", "answer", "answer_type", "grading")
-        return dict(zip(columns, (self.problem_id, self.question, self.gold, self.answer_type, self.grading), strict=True))
+        return {
+            "problem_id": self.problem_id,
+            "question": self.question,
+            "answer": self.gold,
+            "answer_type": self.answer_type,
+            "grading": self.grading,
+        }
 
     @property
     def task(self) -> Task:
